@@ -1,0 +1,194 @@
+"""One process group of torch, reduced to what communicators need, with errors that say who waited for what."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from renkei.communicators.headers import Header, check
+from renkei.errors import DeadlineError, MismatchError, PeerLostError, RenkeiError, UsageError
+
+_ADDED_IN_32_BITS = (torch.float16, torch.bfloat16)
+
+
+def _all_reduce_options(operation: Any) -> dist.AllreduceOptions:
+    options = dist.AllreduceOptions()
+    options.reduceOp = operation
+    return options
+
+
+# Made once: making one takes a tenth of a millisecond, at the moment when the last bucket should be on its way.
+_REDUCTIONS = {
+    "sum": _all_reduce_options(dist.ReduceOp.SUM),
+    "product": _all_reduce_options(dist.ReduceOp.PRODUCT),
+    "max": _all_reduce_options(dist.ReduceOp.MAX),
+    "min": _all_reduce_options(dist.ReduceOp.MIN),
+}
+
+
+class Pending:
+    """Operations on their way, and what is to be done once they are complete."""
+
+    def __init__(
+        self,
+        works: Sequence[dist.Work | Pending],
+        *,
+        rank: int = 0,
+        doing: str = "",
+        afterwards: Callable[[], object] | None = None,
+    ) -> None:
+        self._works, self._rank, self._doing, self._afterwards = works, rank, doing, afterwards
+
+    def wait(self) -> None:
+        """Return when complete; raise `PeerLostError` or `DeadlineError` if that can't be."""
+        for work in self._works:
+            try:
+                work.wait()
+            except RenkeiError:
+                raise
+            except RuntimeError as error:
+                raise translate(error, rank=self._rank, doing=self._doing) from None
+        if self._afterwards is not None:
+            self._afterwards()
+
+
+def translate(error: RuntimeError, *, rank: int, doing: str) -> RenkeiError:
+    """Renkei's error for one that torch raised while this rank was `doing` something with others."""
+    text = str(error).splitlines()[0]
+    if "imed out" in text or "imeout" in text:
+        return DeadlineError(f"rank {rank} waited too long for other ranks in {doing}: {text}")
+    if "onnection" in text or "peer" in text or "roken pipe" in text:
+        return PeerLostError(f"rank {rank} lost another rank in {doing}: {text}")
+    return RenkeiError(f"rank {rank}: {doing} failed: {text}")
+
+
+class Channel:
+    """Messages among the ranks of one group.
+
+    Methods that begin with ``start_`` return at once; the others when the message is through.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, *, rank: int, size: int) -> None:
+        self._group: dist.ProcessGroup | None = group
+        self._backends: dict[
+            str, Any
+        ] = {}  # by type of device: asking them directly saves a way through the dispatcher
+        self.rank, self.size = rank, size
+        self._calls = 0
+
+    @property
+    def group(self) -> dist.ProcessGroup:
+        """The process group."""
+        if self._group is None:
+            raise UsageError(f"rank {self.rank}: the communicator is closed")
+        return self._group
+
+    def close(self) -> None:
+        """Drop the connections."""
+        self._group = None
+        self._backends.clear()
+
+    def _backend(self, tensor: Tensor) -> Any:
+        kind = tensor.device.type
+        if kind not in self._backends:
+            self._backends[kind] = self.group._get_backend(tensor.device)
+        return self._backends[kind]
+
+    # -- agreement ------------------------------------------------------------------------------------------------
+
+    def agree(
+        self,
+        operation: str,
+        tensors: Sequence[Tensor] | None,
+        *,
+        root: int = 0,
+        reduction: str = "sum",
+        same_shape: bool = False,
+        same_dtype: bool = False,
+        problem: str | None = None,
+    ) -> list[Header]:
+        """Tell all ranks what this one calls, and raise on all of them if that doesn't fit together.
+
+        Args:
+            problem: what is wrong with this rank's own arguments, if anything. It is raised here as `UsageError`, and
+                the other ranks, which would otherwise wait for this one, raise too.
+        """
+        self._calls += 1
+        if problem is None:
+            mine = Header.of(operation, self._calls, tensors, root=root, reduction=reduction)
+        else:
+            mine = Header(operation, self._calls, refused=True)
+        data = torch.frombuffer(bytearray(mine.pack()), dtype=torch.uint8)
+        headers = [Header.unpack(bytes(each.tolist())) for each in self.all_gather_equal(data, f"{operation}'s header")]
+        if problem is not None:
+            raise UsageError(f"rank {self.rank}: {operation}: {problem}")
+        for rank, header in enumerate(headers):
+            if header.refused:
+                raise MismatchError(f"rank {rank} gave {header.operation} arguments it refuses; see that rank's error")
+        check(headers, same_shape=same_shape, same_dtype=same_dtype)
+        return headers
+
+    # -- messages -------------------------------------------------------------------------------------------------
+
+    def start_sum(self, tensor: Tensor, doing: str) -> Pending:
+        """Replace a flat tensor by its sum over ranks; 16-bit floats are added in 32 bits by us, as Gloo would not."""
+        if tensor.dtype not in _ADDED_IN_32_BITS or self.size == 1:
+            return self.start_reduction(tensor, "sum", doing)
+        wide = tensor.float()
+        pending = self.start_reduction(wide, "sum", doing)
+        return Pending([pending], afterwards=lambda: tensor.copy_(wide))
+
+    def start_reduction(self, tensor: Tensor, reduction: str, doing: str) -> Pending:
+        """Replace `tensor` by its sum, product, max or min over ranks, in its own dtype."""
+        if self.size == 1:
+            return Pending([])
+        return self._pending(self._backend(tensor).allreduce([tensor], _REDUCTIONS[reduction]), doing)
+
+    def start_broadcast(self, tensor: Tensor, root: int, doing: str) -> Pending:
+        """Replace `tensor` by that of `root`."""
+        options = dist.BroadcastOptions()
+        options.rootRank = root
+        return self._pending(self._backend(tensor).broadcast([tensor], options), doing)
+
+    def start_send(self, tensor: Tensor, dest: int, tag: int, doing: str) -> Pending:
+        """Send to one rank."""
+        return self._pending(self._backend(tensor).send([tensor], dest, tag), doing)
+
+    def start_recv(self, tensor: Tensor, source: int, tag: int, doing: str) -> Pending:
+        """Receive into `tensor` from one rank."""
+        return self._pending(self._backend(tensor).recv([tensor], source, tag), doing)
+
+    def all_gather_equal(self, tensor: Tensor, doing: str) -> list[Tensor]:
+        """Every rank's tensor, which has the same shape and dtype everywhere."""
+        if self.size == 1:
+            return [tensor.clone()]
+        outputs = [torch.empty_like(tensor) for _ in range(self.size)]
+        self._pending(self._backend(tensor).allgather([outputs], [tensor]), doing).wait()
+        return outputs
+
+    def all_to_all_split(
+        self, tensor: Tensor, send_sizes: Sequence[int], recv_sizes: Sequence[int], doing: str
+    ) -> list[Tensor]:
+        """Send `send_sizes[r]` elements of a flat tensor to each rank r, receive `recv_sizes[r]` from it."""
+        output = tensor.new_empty(sum(recv_sizes))
+        if self.size == 1:
+            output.copy_(tensor)
+        else:
+            work = self._backend(tensor).alltoall_base(
+                output, tensor, list(recv_sizes), list(send_sizes), dist.AllToAllOptions()
+            )
+            self._pending(work, doing).wait()
+        return list(output.split(list(recv_sizes)))
+
+    def _pending(self, work: dist.Work, doing: str) -> Pending:
+        return Pending([work], rank=self.rank, doing=doing)
+
+
+def milliseconds(seconds: float) -> timedelta:
+    """A span of time as torch takes it; never zero, which would mean for ever."""
+    return timedelta(milliseconds=max(1, round(seconds * 1000)))

@@ -1,0 +1,93 @@
+"""Making a communicator for this process: from a name, what the launcher said, and the hardware."""
+
+from __future__ import annotations
+
+import atexit
+import difflib
+import sys
+import weakref
+
+import torch
+
+from renkei.communicators.communicator import Communicator, Options
+from renkei.communicators.flat import FlatCommunicator
+from renkei.communicators.groups import choose_backend, choose_device
+from renkei.communicators.job import Job, join
+from renkei.communicators.naive import NaiveCommunicator
+from renkei.communicators.null import NullCommunicator
+from renkei.errors import UsageError
+from renkei.failures import first_cause
+from renkei.topology import Topology
+
+COMMUNICATORS: dict[str, type[Communicator]] = {
+    "flat": FlatCommunicator,
+    "naive": NaiveCommunicator,
+    "null": NullCommunicator,
+}
+
+
+def create_communicator(
+    name: str = "flat",
+    *,
+    backend: str | None = None,
+    device: str | torch.device | None = None,
+    timeout: float = 300.0,
+    failures: bool = True,
+) -> Communicator:
+    """Join the job this process was started in and return a communicator of all its ranks.
+
+    Which rank of how many this is comes from the launcher (renkei, torchrun, mpiexec, srun, or RANK, WORLD_SIZE,
+    MASTER_ADDR and MASTER_PORT); a process that none started is rank 0 of 1. Rank 0 says on standard error what was
+    chosen.
+
+    Args:
+        name: the all-reduce algorithm: "flat", "naive" or "null"; with the backend as "flat/gloo".
+        backend: "nccl" or "gloo"; by default the first if there are GPUs.
+        device: where this rank computes; by default its own GPU, or the CPU.
+        timeout: seconds after which waiting for another rank is an error.
+        failures: in a process a launcher started, let an uncaught exception end the whole job (see
+            `renkei.failures.first_cause`).
+
+    Raises:
+        UsageError: unknown names, or a backend the device doesn't have.
+        LaunchError: the launcher's variables contradict one another, or the other ranks can't be found.
+    """
+    algorithm, _, backend_in_name = name.partition("/")
+    if algorithm not in COMMUNICATORS:
+        near = difflib.get_close_matches(algorithm, COMMUNICATORS, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(sorted(COMMUNICATORS))}"
+        raise UsageError(f"communicator {algorithm!r} is unknown; {hint}")
+    if backend_in_name and backend not in (None, backend_in_name):
+        raise UsageError(f"communicator {name!r} and backend={backend!r} contradict each other; give one of them")
+    if not timeout > 0:
+        raise UsageError(f"timeout is {timeout} s, but must be above 0")
+    job = join()
+    if failures and job.launcher != "plain":
+        first_cause.install()
+    device = choose_device(device, Topology.from_nodes(job.rank, job.nodes).intra_rank)
+    options = Options(
+        backend=choose_backend(backend_in_name or backend, device), device=device, address=job.address, timeout=timeout
+    )
+    store = torch.distributed.PrefixStore(job.next_prefix(), job.store)
+    comm = COMMUNICATORS[algorithm](store, rank=job.rank, nodes=job.nodes, options=options)
+    atexit.register(_close, weakref.ref(comm))
+    _say(comm, job)
+    return comm
+
+
+def _say(comm: Communicator, job: Job) -> None:
+    if comm.rank == 0 and comm.size > 1:
+        nodes = f"{comm.inter_size} node{'s' * (comm.inter_size > 1)}"
+        print(
+            f"renkei: {comm.size} ranks on {nodes}, started by {job.launcher}; {comm.name}/{comm.options.backend}, "
+            f"{comm.device}, {torch.get_num_threads()} threads a rank",
+            file=sys.stderr,
+            flush=True,
+        )
+
+
+def _close(reference: weakref.ref[Communicator]) -> None:
+    """At exit, so that ranks that still wait for this one notice."""
+    comm = reference()
+    if comm is not None:
+        comm.close()

@@ -1,0 +1,183 @@
+"""This process's place in its job: found out once, kept until the process ends."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import json
+import os
+import socket
+import time
+from dataclasses import dataclass, replace
+
+import torch.distributed as dist
+
+from renkei.communicators.channel import milliseconds, translate
+from renkei.errors import LaunchError
+from renkei.failures.first_cause import FAILED
+from renkei.launch import rendezvous
+from renkei.launch.environments import LaunchEnvironment, detect
+
+ASSEMBLY_SECONDS = 300.0  # for all ranks to come; RENKEI_ASSEMBLY_SECONDS changes it
+_GOODBYE_SECONDS = 10.0  # for the others to leave before the rank that holds the store does
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job as one of its ranks knows it.
+
+    Attributes:
+        launcher: who started it.
+        rank, size: this process among all.
+        nodes: by rank, something that tells its node.
+        address: of this host, as the other ranks reach it.
+        store: where ranks leave what others need to begin talking.
+    """
+
+    launcher: str
+    rank: int
+    size: int
+    nodes: tuple[str, ...]
+    address: str
+    store: dist.Store
+
+    def next_prefix(self) -> str:
+        """A name for the next communicator: the same on all ranks if they create them in the same order."""
+        return f"communicator/{self.store.add(f'communicators/{self.rank}', 1)}"
+
+
+@functools.cache
+def join() -> Job:
+    """Meet the other ranks of the job this process was started in.
+
+    There is one job for each process, so it is joined once and its store is kept until the process ends.
+    """
+    timeout = float(os.environ.get("RENKEI_ASSEMBLY_SECONDS", ASSEMBLY_SECONDS))
+    environment = detect(os.environ)
+    if dist.is_initialized():
+        rank, size = dist.get_rank(), dist.get_world_size()
+        store: dist.Store = dist.PrefixStore("renkei", dist.distributed_c10d._get_default_store())
+    else:
+        rank, size = environment.rank, environment.size
+        store = _open_store(environment, timeout)
+    store.set_timeout(milliseconds(timeout))
+    try:
+        return _introduce(environment, rank, size, store)
+    except RuntimeError as error:
+        raise translate(error, rank=rank, doing="meeting the other ranks") from None
+
+
+def _introduce(environment: LaunchEnvironment, rank: int, size: int, store: dist.Store) -> Job:
+    """Learn where the other ranks run. Rank 0 collects, so that a thousand ranks don't read a thousand keys each."""
+    store.set(f"place/{rank}", json.dumps([socket.gethostname(), environment.node]))
+    if rank == 0:
+        places = [json.loads(store.get(f"place/{other}")) for other in range(size)]
+        store.set("places", json.dumps(places))
+    places = json.loads(store.get("places"))
+    nodes = tuple(f"{host}/{node}" for host, node in places)
+    one_host = len({host for host, _ in places}) == 1
+    return Job(
+        launcher=environment.launcher,
+        rank=rank,
+        size=size,
+        nodes=nodes,
+        address="127.0.0.1" if one_host else _address_towards(environment.address),
+        store=store,
+    )
+
+
+def _open_store(environment: LaunchEnvironment, timeout: float) -> dist.Store:
+    if environment.size == 1:
+        return dist.HashStore()
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":  # torchrun holds a store at the master's address
+        restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        return dist.PrefixStore(f"renkei/{restart}", _connect(environment.address, environment.port, timeout))
+    listener = rendezvous.inherited_listener() if environment.rank == 0 else None
+    if environment.address is None:
+        environment, listener = _meet_over_mpi(environment)
+    if environment.rank != 0:
+        store = _connect(environment.address, rendezvous.join(environment, timeout), timeout)
+    else:
+        store = _serve(environment, listener, timeout)
+    atexit.register(_say_goodbye, store, environment.rank, environment.size)
+    return dist.PrefixStore("renkei", store)
+
+
+def _serve(environment: LaunchEnvironment, listener: socket.socket | None, timeout: float) -> dist.Store:
+    """Rank 0: hold the store, at a port the kernel chooses, and tell the others."""
+    assert environment.address is not None
+    assert environment.port is not None
+    with listener or rendezvous.open_listener(environment.address, environment.port) as meeting_place:
+        for_store = rendezvous.open_listener(environment.address, 0)
+        port = for_store.getsockname()[1]
+        store = dist.TCPStore(
+            environment.address,
+            port,
+            is_master=True,
+            timeout=milliseconds(timeout),
+            wait_for_workers=False,
+            master_listen_fd=for_store.detach(),
+        )
+        rendezvous.host(environment, meeting_place, port, timeout)
+    return store
+
+
+def _connect(address: str | None, port: int | None, timeout: float) -> dist.Store:
+    assert address is not None
+    assert port is not None
+    return dist.TCPStore(address, port, is_master=False, timeout=milliseconds(timeout), wait_for_workers=False)
+
+
+def _meet_over_mpi(environment: LaunchEnvironment) -> tuple[LaunchEnvironment, socket.socket | None]:
+    """Let rank 0 choose a port and MPI tell the others."""
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        raise LaunchError(
+            f"rank {environment.rank}: started by mpiexec, but how to find the other ranks isn't known, for mpi4py "
+            f"doesn't load ({error}); pip install 'renkei[mpi]', or set MASTER_ADDR and MASTER_PORT"
+        ) from None
+    world = MPI.COMM_WORLD
+    if (world.rank, world.size) != (environment.rank, environment.size):
+        raise LaunchError(
+            f"mpiexec says this is rank {environment.rank} of {environment.size}, mpi4py says {world.rank} of "
+            f"{world.size}: they belong to different MPIs; use the mpiexec of the MPI that mpi4py loads"
+        )
+    hosts = world.allgather(socket.gethostname())
+    address = "127.0.0.1" if len(set(hosts)) == 1 else hosts[0]
+    listener = rendezvous.open_listener(address, 0) if environment.rank == 0 else None
+    port = world.bcast(listener.getsockname()[1] if listener else None)
+    return replace(environment, address=address, port=port), listener
+
+
+def _address_towards(address: str | None) -> str:
+    """This host's address on the way to another host. No packet is sent: connecting UDP only asks the routing table."""
+    outside = "192.0.2.1"  # reserved for documentation (RFC 5737): stands for anywhere else
+    for target in filter(None, (address, outside)):
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            try:
+                probe.connect((target, 9))
+            except OSError:
+                continue
+            own: str = probe.getsockname()[0]
+            if not rendezvous.is_loopback(own):
+                return own
+    if os.environ.get("GLOO_SOCKET_IFNAME"):
+        return "127.0.0.1"  # not used: the interface is named
+    raise LaunchError(
+        f"found no address of {socket.gethostname()} that other hosts reach; set GLOO_SOCKET_IFNAME to the interface "
+        "they do"
+    )
+
+
+def _say_goodbye(store: dist.Store, rank: int, size: int) -> None:
+    """Leave the job. The rank that holds the store leaves last, so that no other finds it gone."""
+    deadline = time.monotonic() + _GOODBYE_SECONDS
+    try:
+        if rank != 0:
+            store.add("goodbyes", 1)
+        else:
+            while not FAILED.is_set() and store.add("goodbyes", 0) < size - 1 and time.monotonic() < deadline:
+                time.sleep(0.01)
+    except RuntimeError:
+        pass  # the store has gone, and so has rank 0

@@ -1,0 +1,57 @@
+"""Sending tensors from one rank to another: the receiver need not know their number, shapes or dtype."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from renkei.communicators.channel import Channel
+from renkei.communicators.collectives import as_bytes
+from renkei.communicators.headers import DTYPES
+from renkei.errors import UsageError
+
+_SINGLE = -1  # in place of the number of tensors: one tensor, not a sequence of one
+
+
+def send(channel: Channel, data: Tensor | Sequence[Tensor], dest: int, tag: int) -> None:
+    """Send one tensor, or several of any shapes and dtypes."""
+    _check_peer(channel, dest, "dest")
+    doing = f"send to rank {dest}"
+    tensors = [data] if isinstance(data, Tensor) else list(data)
+    description = [_SINGLE if isinstance(data, Tensor) else len(tensors)]
+    for tensor in tensors:
+        description += [DTYPES.index(tensor.dtype), tensor.dim(), *tensor.shape]
+    channel.start_send(torch.tensor([len(description)]), dest, tag, doing).wait()
+    channel.start_send(torch.tensor(description), dest, tag, doing).wait()
+    for tensor in tensors:
+        if tensor.numel():
+            channel.start_send(as_bytes(tensor), dest, tag, doing).wait()
+
+
+def recv(channel: Channel, source: int, tag: int, device: torch.device) -> Tensor | tuple[Tensor, ...]:
+    """Receive what `source` sends: a tensor if it sent one, a tuple if it sent a sequence, even of length 1."""
+    _check_peer(channel, source, "source")
+    doing = f"recv from rank {source}"
+    length = torch.empty(1, dtype=torch.int64)
+    channel.start_recv(length, source, tag, doing).wait()
+    description = torch.empty(int(length), dtype=torch.int64)
+    channel.start_recv(description, source, tag, doing).wait()
+    count, *rest = description.tolist()
+    tensors = []
+    for _ in range(1 if count == _SINGLE else count):
+        dtype, ndim, *rest = rest
+        shape, rest = rest[:ndim], rest[ndim:]
+        tensor = torch.empty(shape, dtype=DTYPES[dtype], device=device)
+        if tensor.numel():
+            channel.start_recv(as_bytes(tensor), source, tag, doing).wait()
+        tensors.append(tensor)
+    return tensors[0] if count == _SINGLE else tuple(tensors)
+
+
+def _check_peer(channel: Channel, peer: int, name: str) -> None:
+    if not 0 <= peer < channel.size:
+        raise UsageError(f"rank {channel.rank}: {name} is {peer}, but ranks go from 0 to {channel.size - 1}")
+    if peer == channel.rank:
+        raise UsageError(f"rank {channel.rank}: {name} is this rank itself, which would wait for itself for ever")

@@ -1,0 +1,114 @@
+"""Telling why a rank failed: to the launcher if it is ours, else to standard error; and which rank failed first."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+
+from renkei.errors import PeerLostError, RenkeiError, UsageError
+
+FAILED = threading.Event()  # set once this process has failed: nobody need be waited for any more
+JOB_VARIABLE = "RENKEI_JOB"  # the folder in which a launcher on this host collects what its ranks report
+
+
+@dataclass(frozen=True)
+class Failure:
+    """How a rank failed.
+
+    Attributes:
+        rank: which one.
+        time: when, in seconds since the epoch.
+        summary: the error in one line.
+        details: its traceback, or what else is known; empty where the summary says it all.
+        exit_code: what the process ends with.
+        is_consequence: whether the rank failed because another had gone.
+    """
+
+    rank: int
+    time: float
+    summary: str
+    details: str
+    exit_code: int
+    is_consequence: bool = False
+
+    @classmethod
+    def of(cls, error: BaseException, rank: int) -> Failure:
+        """The failure that an exception is."""
+        said_in_a_line = isinstance(error, (UsageError, PeerLostError))
+        name = "" if said_in_a_line else f"{type(error).__name__}: "
+        return cls(
+            rank=rank,
+            time=time.time(),
+            summary=f"{name}{error}",
+            details="" if said_in_a_line else "".join(traceback.format_exception(error)),
+            exit_code=error.exit_code if isinstance(error, RenkeiError) else 1,
+            is_consequence=isinstance(error, PeerLostError),
+        )
+
+    def __str__(self) -> str:
+        if self.exit_code == 2 and not self.details:
+            return f"renkei: {self.summary}"
+        return f"{self.details}first cause: rank {self.rank} on {socket.gethostname()}: {self.summary}"
+
+
+def first_cause(failures: Iterable[Failure]) -> Failure:
+    """The failure the others follow from: the earliest that isn't itself a consequence, if there is one."""
+    return min(failures, key=lambda failure: (failure.is_consequence, failure.time))
+
+
+def report(error: BaseException) -> int:
+    """Tell the launcher or standard error why this process ends; returns the exit code it is to end with."""
+    FAILED.set()
+    failure = Failure.of(error, int(os.environ.get("RANK", "0")))
+    job = os.environ.get(JOB_VARIABLE)
+    if job is None:
+        print(failure, file=sys.stderr, flush=True)
+    else:
+        write(failure, Path(job))
+        if failure.rank != 0:  # goes to this rank's log; rank 0's is the console, where the launcher has the last word
+            print(failure, file=sys.stderr, flush=True)
+    return failure.exit_code
+
+
+def write(failure: Failure, job: Path) -> None:
+    """Leave a failure where the launcher looks for it."""
+    partial = job / f".failure-{failure.rank}.{os.getpid()}"
+    partial.write_text(json.dumps(asdict(failure)))
+    partial.rename(job / f"failure-{failure.rank}.json")
+
+
+def read_all(job: Path) -> list[Failure]:
+    """The failures left in a job's folder."""
+    return [Failure(**json.loads(path.read_text())) for path in sorted(job.glob("failure-*.json"))]
+
+
+def install() -> None:
+    """Let an uncaught exception of the main thread end the whole job, at once, where a launcher isn't ours.
+
+    Under mpiexec the job is aborted, for ranks that have called MPI_Init would wait for this one in MPI_Finalize.
+    """
+    if threading.current_thread() is not threading.main_thread() or isinstance(sys.excepthook, _Hook):
+        return
+    sys.excepthook = _Hook()
+
+
+class _Hook:
+    def __call__(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if issubclass(kind, KeyboardInterrupt):
+            sys.__excepthook__(kind, error, trace)
+            return
+        exit_code = report(error)
+        mpi = sys.modules.get("mpi4py.MPI")
+        if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized():
+            sys.stderr.flush()
+            mpi.COMM_WORLD.Abort(exit_code)
+        raise SystemExit(exit_code)

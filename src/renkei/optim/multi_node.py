@@ -1,0 +1,249 @@
+"""The optimizer that steps with the mean gradient of all ranks: where gradients and a communicator meet."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from renkei.communicators.communicator import Communicator
+from renkei.errors import MismatchError, UnevenBatchError, UsageError
+from renkei.gradients.buckets import fingerprint
+from renkei.gradients.readiness import Habits
+from renkei.gradients.reducer import Reducer
+from renkei.optim.initial_state import broadcast_state, check_alike, describe, tensors_of
+
+
+def _of_the_inner(name: str) -> Any:
+    """A property that is the inner optimizer's."""
+
+    def read(self: MultiNodeOptimizer) -> Any:
+        return getattr(self.inner, name)
+
+    def write(self: MultiNodeOptimizer, value: Any) -> None:
+        setattr(self.inner, name, value)
+
+    return property(read, write, doc=f"The inner optimizer's ``{name}``.")
+
+
+class MultiNodeOptimizer(Optimizer):
+    """Wraps an optimizer so that it steps with gradients averaged over the ranks of `comm`.
+
+    On creation, rank 0's parameters, buffers and optimizer state reach every rank, after a check that all ranks have
+    built the same; a rank that has not makes every rank raise `MismatchError`.
+
+    `zero_grad` begins a step. Gradients are exchanged while ``loss.backward()`` runs and are the mean over ranks when
+    it returns, so clipping and `GradScaler` need no change. `step` ends it: gradients that come between `step` and
+    `zero_grad` are not this optimizer's business, so several optimizers can share parts of a model (a GAN).
+
+    With ``loss.backward()`` all ranks count equally. Where they hold different numbers of samples, call
+    ``optimizer.backward(loss, weight=number_of_samples)``: the result is the gradient that one process would have on
+    all samples together.
+
+    Args:
+        inner: the optimizer to wrap; create LR schedulers for the wrapper, not for it.
+        comm: the ranks; the optimizer makes a group of its own of them, so its messages meet no others.
+        model: the module whose parameters are optimized: gives names for messages, and buffers to start from.
+
+    Attributes:
+        inner: the wrapped optimizer.
+    """
+
+    # GradScaler would else leave the scale on the wrapper, where a fused inner optimizer doesn't look for it.
+    _step_supports_amp_scaling = False
+
+    param_groups = _of_the_inner("param_groups")
+    state = _of_the_inner("state")
+    defaults = _of_the_inner("defaults")
+    _optimizer_step_pre_hooks = _of_the_inner("_optimizer_step_pre_hooks")
+    _optimizer_step_post_hooks = _of_the_inner("_optimizer_step_post_hooks")
+    _optimizer_state_dict_pre_hooks = _of_the_inner("_optimizer_state_dict_pre_hooks")
+    _optimizer_state_dict_post_hooks = _of_the_inner("_optimizer_state_dict_post_hooks")
+    _optimizer_load_state_dict_pre_hooks = _of_the_inner("_optimizer_load_state_dict_pre_hooks")
+    _optimizer_load_state_dict_post_hooks = _of_the_inner("_optimizer_load_state_dict_post_hooks")
+
+    def __init__(self, inner: Optimizer, comm: Communicator, *, model: nn.Module | None = None) -> None:
+        # Not super().__init__(): param_groups, state and hooks are the inner optimizer's.
+        if not isinstance(inner, Optimizer):
+            raise UsageError(f"inner must be a torch.optim.Optimizer, but is a {type(inner).__name__}")
+        self.inner = inner
+        self._users_comm = comm
+        self._model = model
+        self._comm = comm.duplicate()
+        self._waited_before = 0.0
+        self._start_alike()
+        self._reducer = self._plan(None)
+
+    # -- one step -------------------------------------------------------------------------------------------------
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget the gradients; those that come from now on are exchanged."""
+        habits = self._reducer.learnt
+        self._reducer.arm()
+        self.inner.zero_grad(set_to_none)
+        if self._structure != self._current_structure():
+            self._start_alike()
+            self._replan(None)
+        elif habits is not None:
+            self._replan(habits)
+
+    def backward(self, loss: Tensor | None, weight: float | None = None, **kwargs: Any) -> None:
+        """Compute and exchange the gradients of `loss`; None on a rank that has no samples.
+
+        Args:
+            loss: a mean over samples, tokens or the like.
+            weight: over how many. Ranks then count in proportion, and so do the backward passes of one step made
+                inside `accumulate`. Without it, ranks count equally.
+            kwargs: for ``loss.backward``.
+        """
+        if loss is None:
+            weight = 0.0
+        if weight is None:
+            assert loss is not None
+            loss.backward(**kwargs)
+            self.synchronize()
+            return
+        weight = float(weight)
+        if not (math.isfinite(weight) and weight >= 0):
+            raise UsageError(f"rank {self._comm.rank}: weight is {weight}, but must be a finite number, at least 0")
+        with self._reducer.backward_of(weight):
+            if loss is not None and weight > 0:
+                (loss * weight).backward(**kwargs)
+
+    @contextmanager
+    def accumulate(self) -> Iterator[None]:
+        """Backward passes inside add up on this rank; the first one outside, or `step`, exchanges the sum."""
+        before, self._reducer.accumulating = self._reducer.accumulating, True
+        try:
+            yield
+        finally:
+            self._reducer.accumulating = before
+
+    def synchronize(self) -> None:
+        """Make sure that ``.grad`` holds the mean over ranks, unless inside `accumulate`.
+
+        Only needed on a rank that has not run a backward pass in this step and looks at gradients before `step`.
+        """
+        if not self._reducer.accumulating:
+            self._reducer.complete()
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Step with the mean gradients. What a closure returns is averaged too, so that all ranks search alike."""
+        if closure is None:
+            self._reducer.complete()
+            result: Any = self.inner.step()
+        else:
+            result = self.inner.step(lambda: self._evaluate_alike(closure))
+        self._reducer.disarm()
+        return result
+
+    def _evaluate_alike(self, closure: Callable[[], Any]) -> Any:
+        with torch.enable_grad():
+            loss = closure()
+        weight = self._reducer.weight
+        self._reducer.complete()
+        mine = torch.zeros(2, dtype=torch.float64)
+        if loss is not None and weight > 0:
+            mine += torch.tensor([weight * float(loss), weight], dtype=torch.float64)
+        total, weights = self._comm.all_reduce(mine)
+        return total / weights
+
+    # -- the rest of an optimizer's interface ---------------------------------------------------------------------
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add parameters, on every rank alike; their values become those of rank 0."""
+        self.inner.add_param_group(param_group)
+        self._start_alike()
+        self._replan(None)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The inner optimizer's state; the same on every rank."""
+        return self.inner.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load the inner optimizer's state, on every rank alike."""
+        self.inner.load_state_dict(state_dict)
+
+    def __repr__(self) -> str:
+        return f"MultiNodeOptimizer({self.inner!r}, {self._users_comm!r})"
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> MultiNodeOptimizer:
+        """A copy that steps the copied parameters, on the same ranks; like creation, a collective operation."""
+        inner, model = copy.deepcopy((self.inner, self._model), memo)
+        return MultiNodeOptimizer(inner, self._users_comm, model=model)
+
+    def __reduce__(self) -> str:
+        raise UsageError("a MultiNodeOptimizer can't be pickled, for it is connected; save its state_dict()")
+
+    @property
+    def seconds_waited(self) -> float:
+        """Time spent so far waiting for gradients that other ranks had not sent yet."""
+        return self._waited_before + self._reducer.waited
+
+    def close(self) -> None:
+        """Stop exchanging; the parameters and the inner optimizer are left as they are."""
+        self._reducer.close()
+        self._comm.close()
+
+    # -- structure ------------------------------------------------------------------------------------------------
+
+    def _start_alike(self) -> None:
+        """Check that ranks have built the same and give them rank 0's values."""
+        for name, parameter in zip(self._names(), self._parameters(), strict=True):
+            if nn.parameter.is_lazy(parameter):
+                raise UsageError(f"{name} has no shape yet; run the model once before creating the optimizer")
+        check_alike(self._comm, describe(self.inner, self._names(), self._model))
+        broadcast_state(self._comm, self.inner, tensors_of(self.inner, self._model))
+        self._structure = self._current_structure()
+
+    def _plan(self, habits: Habits | None) -> Reducer:
+        """A reducer for the parameters as they are now; once their habits are learnt, in rank 0's order."""
+        if habits is not None:
+            habits = Habits(habits.expected, self._comm.broadcast_object(habits.order))
+        trained = [(p, name) for p, name in zip(self._parameters(), self._names(), strict=True) if p.requires_grad]
+        reducer = Reducer(
+            [parameter for parameter, _ in trained],
+            [name for _, name in trained],
+            self._comm,
+            limits=self._comm.bucket_sizes,
+            habits=habits,
+            before_plain=self._check_equal_batches,
+        )
+        if len(set(self._comm.all_gather_object(fingerprint(reducer.plan)))) > 1:
+            raise MismatchError("ranks have planned different buckets; use the same dtypes and device types on all")
+        return reducer
+
+    def _replan(self, habits: Habits | None) -> None:
+        self._waited_before += self._reducer.waited
+        self._reducer.close()
+        self._reducer = self._plan(habits)
+
+    def _parameters(self) -> list[nn.Parameter]:
+        return [parameter for group in self.inner.param_groups for parameter in group["params"]]
+
+    def _names(self) -> list[str]:
+        known = {} if self._model is None else {parameter: name for name, parameter in self._model.named_parameters()}
+        return [
+            known.get(parameter, f"parameter {at} of group {number}")
+            for number, group in enumerate(self.inner.param_groups)
+            for at, parameter in enumerate(group["params"])
+        ]
+
+    def _current_structure(self) -> list[Any]:
+        parameters = self._parameters()
+        return [[p.requires_grad for p in parameters], [p.dtype for p in parameters], [p.device for p in parameters]]
+
+    def _check_equal_batches(self) -> None:
+        share = self._users_comm.share
+        if share is not None and not share.always_equal:
+            raise UnevenBatchError(
+                f"ranks get different numbers of samples ({', '.join(map(str, share.sizes))} of a full batch, or fewer "
+                "of the last), so their mean losses must not count equally; in place of loss.backward(), call "
+                "optimizer.backward(loss, weight=len(x)), or choose a global batch size that divides evenly"
+            )
