@@ -150,6 +150,11 @@ class Communicator(ABC):
         return self._channel.group
 
     @property
+    def store(self) -> dist.Store:
+        """A key-value store of these ranks, for what of torch.distributed takes one."""
+        return dist.PrefixStore("user", self._store)
+
+    @property
     def bucket_sizes(self) -> BucketSizes:
         """How gradients are cut into messages."""
         if self.options.bucket_sizes is not None:

@@ -14,7 +14,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
 
-from renkei.errors import PeerLostError, RenkeiError, UsageError
+from renkei.errors import LaunchError, PeerLostError, RenkeiError, UsageError
+from renkei.launch.environments import detect
 
 FAILED = threading.Event()  # set once this process has failed: nobody need be waited for any more
 JOB_VARIABLE = "RENKEI_JOB"  # the folder in which a launcher on this host collects what its ranks report
@@ -68,7 +69,7 @@ def first_cause(failures: Iterable[Failure]) -> Failure:
 def report(error: BaseException) -> int:
     """Tell the launcher or standard error why this process ends; returns the exit code it is to end with."""
     FAILED.set()
-    failure = Failure.of(error, int(os.environ.get("RANK", "0")))
+    failure = Failure.of(error, _own_rank())
     job = os.environ.get(JOB_VARIABLE)
     if job is None:
         print(failure, file=sys.stderr, flush=True)
@@ -77,6 +78,13 @@ def report(error: BaseException) -> int:
         if failure.rank != 0:  # goes to this rank's log; rank 0's is the console, where the launcher has the last word
             print(failure, file=sys.stderr, flush=True)
     return failure.exit_code
+
+
+def _own_rank() -> int:
+    try:
+        return detect(os.environ).rank
+    except LaunchError:  # perhaps the very error that is to be told
+        return 0
 
 
 def write(failure: Failure, job: Path) -> None:

@@ -1,0 +1,5 @@
+"""``python -m renkei``."""
+
+from renkei.cli.main import main
+
+main()

@@ -1,0 +1,154 @@
+"""How long a training step takes, and how much of it is communication that computing doesn't hide."""
+
+from __future__ import annotations
+
+import random
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from renkei.communicators.communicator import Communicator
+from renkei.models.convnet import ConvNet, perceptron
+from renkei.optim.multi_node import MultiNodeOptimizer
+
+ALONE = "no communication"
+STEPS_IN_A_ROW = 8
+DDP_BUCKETS_MIB = (1, 4, 25)
+
+Step = Callable[[], None]
+Model = Callable[[], tuple[nn.Module, Tensor, Tensor]]
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What one contestant took.
+
+    Attributes:
+        name, model: who trained what.
+        median_ms, quartiles_ms: of a step, which takes as long as it does on the slowest rank.
+        exposed_ms: how much longer the median is than that without communication.
+        ratio: of the median to that of the best peer; None without peers.
+    """
+
+    name: str
+    model: str
+    median_ms: float
+    quartiles_ms: tuple[float, float]
+    exposed_ms: float
+    ratio: float | None
+
+
+def _perceptron() -> tuple[nn.Module, Tensor, Tensor]:
+    return perceptron(784, 1000, 1000, 10), torch.rand(100, 784), torch.randint(10, (100,))
+
+
+def _convnet() -> tuple[nn.Module, Tensor, Tensor]:
+    model = ConvNet(1, widths=(32, 64, 128, 256, 256), strides=(2, 1, 2, 1, 1), num_classes=10)
+    return model, torch.rand(32, 1, 28, 28), torch.randint(10, (32,))
+
+
+MODELS: dict[str, Model] = {"perceptron": _perceptron, "convnet": _convnet}
+
+
+def measure(comm: Communicator, model: str, peers: Sequence[str], rounds: int) -> list[Measurement]:
+    """Let all contestants train in turns, in a new random order each round, and compare them.
+
+    Args:
+        model: one of `MODELS`.
+        peers: of "ddp".
+        rounds: how often each gets its turn of `STEPS_IN_A_ROW` steps.
+    """
+    contestants = dict(_contestants(comm, MODELS[model], peers))
+    seconds: dict[str, list[float]] = {name: [] for name in contestants}
+    shuffle = random.Random(0).shuffle
+    for step in contestants.values():
+        for _ in range(STEPS_IN_A_ROW):  # the first steps plan buckets
+            step()
+    for _ in range(rounds):
+        order = list(contestants)
+        shuffle(order)
+        for name in order:
+            comm.barrier()
+            for _ in range(STEPS_IN_A_ROW):
+                begin = time.perf_counter()
+                contestants[name]()
+                seconds[name].append(time.perf_counter() - begin)
+    slowest = {name: comm.all_reduce(torch.tensor(own), "max").tolist() for name, own in seconds.items()}
+    medians = {name: 1000 * statistics.median(each) for name, each in slowest.items()}
+    best_peer = min((medians[name] for name in medians if name.split()[0] in peers), default=None)
+    results = []
+    for name, each in slowest.items():
+        low, _, high = statistics.quantiles(each, n=4)
+        results.append(
+            Measurement(
+                name=name,
+                model=model,
+                median_ms=round(medians[name], 3),
+                quartiles_ms=(round(1000 * low, 3), round(1000 * high, 3)),
+                exposed_ms=round(medians[name] - medians[ALONE], 3),
+                ratio=round(medians[name] / best_peer, 4) if best_peer else None,
+            )
+        )
+    return results
+
+
+def _contestants(comm: Communicator, model: Model, peers: Sequence[str]) -> Iterator[tuple[str, Step]]:
+    yield ALONE, _step(*_model_and_optimizer(comm, model))
+    yield "renkei", _renkei(comm, model)
+    if "ddp" in peers:
+        for mebibytes in DDP_BUCKETS_MIB:
+            yield f"ddp, {mebibytes} MiB buckets", _ddp(comm, model, mebibytes)
+
+
+def _renkei(comm: Communicator, model: Model) -> Step:
+    net, data, optimizer = _model_and_optimizer(comm, model)
+    return _step(net, data, MultiNodeOptimizer(optimizer, comm, model=net))
+
+
+def _ddp(comm: Communicator, model: Model, mebibytes: int) -> Step:
+    """DDP as its documentation advises for speed: gradients as views of buckets, a static graph."""
+    net, data, optimizer = _model_and_optimizer(comm, model)
+    wrapped = DistributedDataParallel(
+        net,
+        device_ids=[comm.device] if comm.device.type == "cuda" else None,
+        bucket_cap_mb=mebibytes,
+        gradient_as_bucket_view=True,
+        static_graph=True,
+        broadcast_buffers=False,
+    )
+    return _step(wrapped, data, optimizer)
+
+
+def _model_and_optimizer(
+    comm: Communicator, model: Model
+) -> tuple[nn.Module, tuple[Tensor, Tensor], torch.optim.Optimizer]:
+    torch.manual_seed(comm.rank)
+    net, inputs, target = model()
+    net.to(comm.device)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9)
+    return net, (inputs.to(comm.device), target.to(comm.device)), optimizer
+
+
+def _step(net: nn.Module, data: tuple[Tensor, Tensor], optimizer: torch.optim.Optimizer) -> Step:
+    inputs, target = data
+
+    def step() -> None:
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(net(inputs), target).backward()
+        optimizer.step()
+        if inputs.is_cuda:
+            torch.cuda.synchronize()
+
+    return step
+
+
+def open_default_group(comm: Communicator) -> None:
+    """The group a user of DDP would have, with torch's own settings."""
+    store = dist.PrefixStore("bench/ddp", comm.store)
+    dist.init_process_group(comm.options.backend, store=store, rank=comm.rank, world_size=comm.size)

@@ -1,0 +1,32 @@
+"""A dataset indexed by many samples at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch.utils.data import Dataset, default_collate
+
+from renkei.data.sharding import Indices
+from renkei.nested import map_tensors
+
+Collate = Callable[[list[Any]], Any]
+
+
+class ByBatch(Dataset[Any]):
+    """Gives the batch of the samples at the indices it is asked for, which may be none.
+
+    Args:
+        dataset: if it can make a batch by itself, quicker than sample by sample, it has a method ``batch(indices)``.
+        collate: makes a batch of a list of samples, where it hasn't.
+    """
+
+    def __init__(self, dataset: Any, collate: Collate = default_collate) -> None:
+        self._dataset, self._collate = dataset, collate
+
+    def __getitem__(self, indices: Indices) -> Any:
+        if not len(indices):
+            return map_tensors(lambda tensor: tensor[:0], self._collate([self._dataset[0]]))
+        if hasattr(self._dataset, "batch"):
+            return self._dataset.batch(indices)
+        return self._collate([self._dataset[int(at)] for at in indices])

@@ -1,0 +1,1 @@
+"""The networks that recipes and benchmarks train."""

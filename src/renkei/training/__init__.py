@@ -1,0 +1,1 @@
+"""Training: the loop, what is measured on the way, and exact evaluation."""

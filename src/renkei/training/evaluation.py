@@ -1,0 +1,93 @@
+"""Exact evaluation: every sample once, and the same bits on any number of ranks (at equal threads per rank).
+
+The data is cut into batches of a fixed size, which are dealt whole, so each is computed alike wherever it is
+computed; what is added is added in the order of batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from renkei.communicators.communicator import Communicator
+from renkei.data.by_batch import ByBatch
+from renkei.errors import UsageError
+from renkei.training.metrics import Metric, as_means, sums
+
+
+@torch.no_grad()
+def evaluate(
+    model: nn.Module, dataset: Any, comm: Communicator, *, batch_size: int, metrics: Mapping[str, Metric]
+) -> dict[str, float]:
+    """Each metric's mean over a dataset of (input, target) pairs, on every rank.
+
+    Buffers must be alike on all ranks: call `pool_batch_norm` before.
+    """
+    rows = [torch.zeros(0, len(metrics) + 1, dtype=torch.float64)]
+    with _evaluating(model):
+        for inputs, target, _ in _own_batches(dataset, comm, batch_size):
+            rows.append(sums(metrics, model(inputs), target).unsqueeze(0))
+    return as_means(metrics, _in_order_of_batches(comm.all_gather(torch.cat(rows))).sum(dim=0))
+
+
+@torch.no_grad()
+def predict(model: nn.Module, dataset: Any, comm: Communicator, *, batch_size: int) -> Tensor:
+    """The model's output for every sample, in the order of the dataset, on every rank.
+
+    For metrics that no mean of per-sample values gives (average precision, BLEU, AUC).
+    """
+    outputs, ids = [], []
+    with _evaluating(model):
+        for inputs, _, indices in _own_batches(dataset, comm, batch_size):
+            outputs.append(model(inputs))
+            ids.append(torch.from_numpy(indices))
+    shape = comm.broadcast_object(tuple(outputs[0].shape[1:]) if outputs else None)
+    mine = torch.cat(outputs) if outputs else torch.zeros(0, *shape, device=comm.device)
+    return gather_by_sample(comm, torch.cat(ids) if ids else torch.zeros(0, dtype=torch.int64), mine)
+
+
+def gather_by_sample(comm: Communicator, ids: Tensor, values: Tensor) -> Tensor:
+    """All ranks' values, ordered by sample number, on every rank.
+
+    Args:
+        ids: which samples this rank's values belong to.
+        values: one row for each of them.
+
+    Raises:
+        UsageError: a sample was given twice or left out; on every rank.
+    """
+    all_ids, all_values = torch.cat(comm.all_gather(ids)), torch.cat(comm.all_gather(values))
+    order = torch.argsort(all_ids)
+    if not torch.equal(all_ids[order], torch.arange(len(all_ids))):
+        raise UsageError("gather_by_sample needs each sample from 0 on exactly once, over all ranks")
+    return all_values[order.to(all_values.device)]
+
+
+def _own_batches(dataset: Any, comm: Communicator, batch_size: int) -> Iterator[tuple[Tensor, Tensor, Any]]:
+    """Every `comm.size`-th batch of inputs and targets."""
+    by_batch = ByBatch(dataset)
+    for begin in range(comm.rank * batch_size, len(dataset), comm.size * batch_size):
+        indices = np.arange(begin, min(begin + batch_size, len(dataset)))
+        inputs, target = by_batch[indices]
+        yield inputs.to(comm.device), target.to(comm.device), indices
+
+
+def _in_order_of_batches(rows: tuple[Tensor, ...]) -> Tensor:
+    """Row r of the result is row r // n of rank r % n."""
+    order = [(at, rank) for rank, own in enumerate(rows) for at in range(len(own))]
+    return torch.stack([rows[rank][at] for at, rank in sorted(order)])
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    was_training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(was_training)

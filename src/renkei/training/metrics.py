@@ -1,0 +1,55 @@
+"""Means over samples that are the same whatever the number of ranks: sums and weights travel, never means."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from renkei.communicators.communicator import Communicator
+
+# From a batch's output and target, one value for each sample.
+Metric = Callable[[Tensor, Tensor], Tensor]
+
+
+def cross_entropy(output: Tensor, target: Tensor) -> Tensor:
+    """Each sample's cross entropy, in nats."""
+    return nn.functional.cross_entropy(output, target, reduction="none")
+
+
+def top1(output: Tensor, target: Tensor) -> Tensor:
+    """1 for each sample whose highest score is its class's, else 0."""
+    return (output.argmax(dim=1) == target).to(output.dtype)
+
+
+class WeightedMeans:
+    """Means of several quantities over the samples seen since the last `reset`, on this rank and on all."""
+
+    def __init__(self, metrics: Mapping[str, Metric]) -> None:
+        self._metrics = metrics
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget all samples."""
+        self._sums = torch.zeros(len(self._metrics) + 1, dtype=torch.float64)
+
+    @torch.no_grad()
+    def update(self, output: Tensor, target: Tensor) -> None:
+        """Count a batch."""
+        self._sums += sums(self._metrics, output, target)
+
+    def over_all_ranks(self, comm: Communicator) -> dict[str, float]:
+        """The means over the samples of all ranks; NaN if there were none. A collective operation."""
+        return as_means(self._metrics, comm.all_reduce(self._sums))
+
+
+def sums(metrics: Mapping[str, Metric], output: Tensor, target: Tensor) -> Tensor:
+    """For a batch, each metric's sum over samples in fp64, and at the end the number of samples; on the CPU."""
+    values = [metric(output, target).double().sum() for metric in metrics.values()]
+    return torch.stack([*values, torch.tensor(float(len(target)), dtype=torch.float64, device=output.device)]).cpu()
+
+
+def as_means(metrics: Mapping[str, Metric], total: Tensor) -> dict[str, float]:
+    """The means that added `sums` stand for."""
+    return dict(zip(metrics, (total[:-1] / total[-1]).tolist(), strict=True))
