@@ -12,7 +12,7 @@ import torch
 from renkei.communicators.communicator import Communicator, Options
 from renkei.communicators.flat import FlatCommunicator
 from renkei.communicators.groups import choose_backend, choose_device
-from renkei.communicators.job import Job, join
+from renkei.communicators.job import Job, in_a_job, join
 from renkei.communicators.naive import NaiveCommunicator
 from renkei.communicators.null import NullCommunicator
 from renkei.errors import UsageError
@@ -61,9 +61,9 @@ def create_communicator(
         raise UsageError(f"communicator {name!r} and backend={backend!r} contradict each other; give one of them")
     if not timeout > 0:
         raise UsageError(f"timeout is {timeout} s, but must be above 0")
-    job = join()
-    if failures and job.launcher != "plain":
+    if failures and in_a_job():
         first_cause.install()
+    job = join()
     device = choose_device(device, Topology.from_nodes(job.rank, job.nodes).intra_rank)
     options = Options(
         backend=choose_backend(backend_in_name or backend, device), device=device, address=job.address, timeout=timeout

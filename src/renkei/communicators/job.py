@@ -46,6 +46,14 @@ class Job:
         return f"communicator/{self.store.add(f'communicators/{self.rank}', 1)}"
 
 
+def in_a_job() -> bool:
+    """Whether a launcher started this process; also if what it said makes no sense."""
+    try:
+        return detect(os.environ).is_distributed
+    except LaunchError:
+        return True
+
+
 @functools.cache
 def join() -> Job:
     """Meet the other ranks of the job this process was started in.
@@ -111,7 +119,7 @@ def _serve(environment: LaunchEnvironment, listener: socket.socket | None, timeo
         for_store = rendezvous.open_listener(environment.address, 0)
         port = for_store.getsockname()[1]
         store = dist.TCPStore(
-            environment.address,
+            "127.0.0.1",
             port,
             is_master=True,
             timeout=milliseconds(timeout),

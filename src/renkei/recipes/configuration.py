@@ -57,7 +57,7 @@ def _read(path: Path) -> Mapping[str, Any]:
         content = yaml.safe_load(path.read_text())
     except OSError as error:
         raise UsageError(f"config file {path}: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: no text, or a date that isn't one
         raise UsageError(f"config file {path} is no YAML: {' '.join(str(error).split())}") from None
     if content is None:
         return {}
@@ -72,5 +72,5 @@ def _parse(assignment: str) -> tuple[str, Any]:
         raise UsageError(f"--set {assignment}: must be name=value, as in --set epochs=10")
     try:
         return name.strip(), yaml.safe_load(value)
-    except yaml.YAMLError:
+    except (yaml.YAMLError, ValueError):  # ValueError: 2001-99-99 is read as a date
         raise UsageError(f"--set {assignment}: the value can't be read; quote it as in YAML") from None

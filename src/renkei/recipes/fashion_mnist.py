@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 def fashion_mnist() -> Recipe:
     """A small convolutional network on Fashion-MNIST; ``data`` is its folder, or MNIST's, where it isn't installed."""
-    settings = Settings(epochs=6, global_batch_size=128, learning_rate=0.1, warmup_epochs=0.5, weight_decay=5e-4)
+    settings = Settings(epochs=6, global_batch_size=128, learning_rate=0.2, warmup_epochs=0.5, weight_decay=5e-4)
     return Recipe("fashion-mnist", "clothes, 28 x 28, on a small convolutional network", settings, _load, _build)
 
 
@@ -27,4 +27,4 @@ def _load(settings: Settings) -> tuple[ImageDataset, ImageDataset]:
 def _build(settings: Settings) -> nn.Module:
     from renkei.models.convnet import ConvNet
 
-    return ConvNet(1, widths=(16, 32, 32, 64), strides=(2, 1, 2, 1), num_classes=10, dropout=settings.dropout)
+    return ConvNet(1, widths=(16, 32, 64, 128), strides=(1, 2, 2, 2), num_classes=10, dropout=settings.dropout)

@@ -20,7 +20,7 @@ Share = Annotated[float, Field(ge=0, lt=1)]
 class Settings(BaseModel):
     """What a user may change about a recipe. Nothing in it is per rank."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     epochs: Count
     global_batch_size: Annotated[Count, Field(description="samples a step, over all ranks")]

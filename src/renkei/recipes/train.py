@@ -37,11 +37,11 @@ def train(recipe: Recipe, settings: Settings, run_dir: Path | None = None) -> di
         run_dir: the folder for the run's records; a new one under ``runs`` if None.
     """
     began = time.perf_counter()
+    training_set, evaluation_set = recipe.load(settings)  # what is wrong with it is told before anybody is waited for
     with create_communicator(settings.communicator) as comm:
         torch.set_num_threads(settings.threads or threads_per_rank(comm.intra_size))
         run_dir = Path(comm.broadcast_object(str(run_dir or new_run_dir(recipe.name))))
         record = RunRecord(run_dir, comm, {"recipe": recipe.name, **settings.model_dump()})
-        training_set, evaluation_set = recipe.load(settings)
         with create_display(comm, settings.epochs) as display:
 
             def report(progress: Progress) -> None:
