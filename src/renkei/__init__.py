@@ -8,21 +8,51 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from renkei.communicators.communicator import Communicator as Communicator
     from renkei.communicators.factory import create_communicator as create_communicator
+    from renkei.data.loader import DataLoader as DataLoader
+    from renkei.data.scatter import scatter_dataset as scatter_dataset
+    from renkei.data.scatter import scatter_index as scatter_index
+    from renkei.errors import DeadlineError as DeadlineError
+    from renkei.errors import GradientError as GradientError
+    from renkei.errors import LaunchError as LaunchError
+    from renkei.errors import MismatchError as MismatchError
+    from renkei.errors import PeerLostError as PeerLostError
+    from renkei.errors import RankFailedError as RankFailedError
     from renkei.errors import RenkeiError as RenkeiError
+    from renkei.errors import UnevenBatchError as UnevenBatchError
+    from renkei.errors import UsageError as UsageError
     from renkei.launch.local import run as run
     from renkei.optim.multi_node import MultiNodeOptimizer as MultiNodeOptimizer
     from renkei.topology import Topology as Topology
+    from renkei.training.batch_norm_statistics import pool_batch_norm as pool_batch_norm
+    from renkei.training.evaluation import evaluate as evaluate
+    from renkei.training.evaluation import gather_by_sample as gather_by_sample
+    from renkei.training.evaluation import predict as predict
 
 __version__ = "0.1.0"
 
 # Where each public name lives. They are imported when first used, so that `import renkei` doesn't wait for torch.
 _HOMES = {
     "Communicator": "renkei.communicators.communicator",
+    "DataLoader": "renkei.data.loader",
+    "DeadlineError": "renkei.errors",
+    "GradientError": "renkei.errors",
+    "LaunchError": "renkei.errors",
+    "MismatchError": "renkei.errors",
     "MultiNodeOptimizer": "renkei.optim.multi_node",
+    "PeerLostError": "renkei.errors",
+    "RankFailedError": "renkei.errors",
     "RenkeiError": "renkei.errors",
     "Topology": "renkei.topology",
+    "UnevenBatchError": "renkei.errors",
+    "UsageError": "renkei.errors",
     "create_communicator": "renkei.communicators.factory",
+    "evaluate": "renkei.training.evaluation",
+    "gather_by_sample": "renkei.training.evaluation",
+    "pool_batch_norm": "renkei.training.batch_norm_statistics",
+    "predict": "renkei.training.evaluation",
     "run": "renkei.launch.local",
+    "scatter_dataset": "renkei.data.scatter",
+    "scatter_index": "renkei.data.scatter",
 }
 
 __all__ = sorted(_HOMES)

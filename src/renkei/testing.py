@@ -12,6 +12,8 @@ import torch.distributed as dist
 
 from renkei.communicators.communicator import Communicator, Options
 from renkei.communicators.factory import COMMUNICATORS
+from renkei.errors import UsageError
+from renkei.names import check_known
 
 
 def run_on_ranks(
@@ -36,8 +38,14 @@ def run_on_ranks(
         options: further fields of `renkei.communicators.communicator.Options`.
 
     Raises:
+        UsageError: there is no such communicator, or not one node for each of at least one rank.
         what `fn` raised first, on whichever rank; the others are made to stop.
     """
+    if num_ranks < 1:
+        raise UsageError(f"the number of ranks is {num_ranks}, but must be at least 1")
+    if nodes is not None and len(nodes) != num_ranks:
+        raise UsageError(f"nodes are given for {len(nodes)} ranks, but there are {num_ranks}")
+    check_known("communicator", communicator, COMMUNICATORS)
     store = dist.HashStore()
     results: list[Any] = [None] * num_ranks
     failures: list[tuple[float, BaseException]] = []

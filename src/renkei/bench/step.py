@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import statistics
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -81,7 +82,7 @@ def measure(comm: Communicator, model: str, peers: Sequence[str], rounds: int) -
                 seconds[name].append(time.perf_counter() - begin)
     slowest = {name: comm.all_reduce(torch.tensor(own), "max").tolist() for name, own in seconds.items()}
     medians = {name: 1000 * statistics.median(each) for name, each in slowest.items()}
-    best_peer = min((medians[name] for name in medians if name.split()[0] in peers), default=None)
+    best_peer = min((medians[name] for name in medians if name.split(",")[0] in peers), default=None)
     results = []
     for name, each in slowest.items():
         low, _, high = statistics.quantiles(each, n=4)
@@ -114,14 +115,16 @@ def _renkei(comm: Communicator, model: Model) -> Step:
 def _ddp(comm: Communicator, model: Model, mebibytes: int) -> Step:
     """DDP as its documentation advises for speed: gradients as views of buckets, a static graph."""
     net, data, optimizer = _model_and_optimizer(comm, model)
-    wrapped = DistributedDataParallel(
-        net,
-        device_ids=[comm.device] if comm.device.type == "cuda" else None,
-        bucket_cap_mb=mebibytes,
-        gradient_as_bucket_view=True,
-        static_graph=True,
-        broadcast_buffers=False,
-    )
+    with warnings.catch_warnings():  # torch 2.13 renames broadcast_buffers; 2.11 has no other name for it
+        warnings.simplefilter("ignore", FutureWarning)
+        wrapped = DistributedDataParallel(
+            net,
+            device_ids=[comm.device] if comm.device.type == "cuda" else None,
+            bucket_cap_mb=mebibytes,
+            gradient_as_bucket_view=True,
+            static_graph=True,
+            broadcast_buffers=False,
+        )
     return _step(wrapped, data, optimizer)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
@@ -13,9 +12,12 @@ from renkei.cli.in_job import is_to_start, start_this_command
 from renkei.errors import UsageError
 from renkei.launch.environments import detect
 from renkei.names import check_known
+from renkei.strict_json import dumps
 
 if TYPE_CHECKING:
     from renkei.bench.step import Measurement
+
+_PLAIN_WIDTH = 200  # columns; a file has as many as are needed, and no line is to be broken
 
 bench = typer.Typer(help="Measure against peers, in turns, each at its best.", no_args_is_help=True)
 
@@ -41,6 +43,8 @@ def step(
         check_known("peer", peer, ["ddp"])
     for model in chosen_models:
         check_known("model", model, ["perceptron", "convnet"])
+    if not chosen_models:
+        raise UsageError("--models names none; choose from perceptron, convnet")
     if rounds < 1:
         raise UsageError(f"--rounds {rounds}: must be at least 1")
     if is_to_start(num_ranks):
@@ -58,10 +62,11 @@ def step(
         if chosen_peers:
             open_default_group(comm)
         results = [result for model in chosen_models for result in measure(comm, model, chosen_peers, rounds)]
-        torch.distributed.destroy_process_group()
+        if chosen_peers:
+            torch.distributed.destroy_process_group()
     if detect(os.environ).rank == 0:
         if as_json:
-            print(json.dumps({"results": [asdict(result) for result in results]}))
+            print(dumps({"results": [asdict(result) for result in results]}))
         else:
             _print_table(results)
 
@@ -71,13 +76,18 @@ def _names(listing: str) -> list[str]:
 
 
 def _print_table(results: list[Measurement]) -> None:
+    from rich.box import HEAVY_HEAD
     from rich.console import Console
     from rich.table import Table
 
-    table = Table("model", "who", *(f"{head}" for head in ("step, ms", "quartiles", "exposed, ms", "of best peer")))
+    console = Console()
+    heads = ("model", "who", "step, ms", "quartiles", "exposed, ms", "of best peer")
+    table = Table(*heads, box=HEAVY_HEAD if console.is_terminal else None)
+    if not console.is_terminal:
+        console.width = _PLAIN_WIDTH
     for result in results:
         low, high = result.quartiles_ms
         ratio = "" if result.ratio is None else f"{result.ratio:.3f}"
         numbers = (f"{result.median_ms:.2f}", f"{low:.2f}-{high:.2f}", f"{result.exposed_ms:.2f}", ratio)
         table.add_row(result.model, result.name, *numbers)
-    Console().print(table)
+    console.print(table)

@@ -27,15 +27,16 @@ def is_to_start(num_ranks: int | None) -> bool:
     if num_ranks not in (None, environment.size):
         size = environment.source[1]
         raise UsageError(
-            f"-n {num_ranks}, but {environment.launcher} has started {environment.size} ranks ({size}="
-            f"{environment.size}); leave -n out, or unset {size} if it is left over"
+            f"-n {num_ranks}, but {size}={environment.size}: that many ranks have been started already; leave -n out, "
+            f"or unset {size} if it is left over"
         )
     return False
 
 
 def start_this_command(num_ranks: int, extra: list[str], log_dir: Path | None = None) -> None:
-    """Run this process's own command line, and `extra`, on new ranks; exits if one fails."""
-    failure = launch(["module", "renkei", *sys.argv[1:], *extra], num_ranks, log_dir=log_dir)
+    """Run this process's own command line, with `extra` after the command, on new ranks; exits if one fails."""
+    command, *rest = sys.argv[1:]
+    failure = launch(["module", "renkei", command, *extra, *rest], num_ranks, log_dir=log_dir)
     if failure is not None:
         print(failure, file=sys.stderr)
         raise typer.Exit(2 if failure.exit_code == 2 else 1)

@@ -10,6 +10,7 @@ import typer
 
 from renkei.errors import UsageError
 from renkei.launch import local
+from renkei.training.run_dir import create
 
 
 def launch(
@@ -27,6 +28,8 @@ def launch(
         raise UsageError(f"-n {num_ranks}: the number of ranks must be at least 1")
     if not module and not Path(script).is_file():
         raise UsageError(f"there is no script {script}; give its path, or -m for a module")
+    if log_dir is not None:
+        create(log_dir)
     failure = local.launch(["module" if module else "script", script, *(arguments or [])], num_ranks, log_dir=log_dir)
     if failure is not None:
         print(failure, file=sys.stderr)

@@ -6,6 +6,7 @@ Exit codes: 0 done, 1 the run failed, 2 wrong usage.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from typing import NoReturn
 
@@ -17,6 +18,8 @@ from renkei.cli.launch import launch
 from renkei.cli.train import train
 from renkei.errors import UsageError
 from renkei.failures.first_cause import JOB_VARIABLE, report
+
+_INTERRUPTED = 128 + signal.SIGINT  # what typer, too, makes of a KeyboardInterrupt
 
 app = typer.Typer(
     name="renkei",
@@ -48,17 +51,20 @@ def options(
 def main() -> NoReturn:
     """Run the command the process's arguments name, and exit."""
     try:
-        sys.exit(app(standalone_mode=False))
+        code = app(standalone_mode=False)
     except typer.TyperException as error:
         context = getattr(error, "ctx", None)
         hint = f"; see {context.command_path} --help" if context else ""
-        sys.exit(report(UsageError(f"{error.format_message().rstrip('.')}{hint}")))
+        message = error.format_message().rstrip(".") or "no command is given"
+        sys.exit(report(UsageError(f"{message}{hint}")))
     except UsageError as error:
         sys.exit(report(error))
     except (typer.Abort, KeyboardInterrupt):
-        print("renkei: interrupted", file=sys.stderr)
-        sys.exit(130)
+        code = _INTERRUPTED
     except Exception as error:
         if JOB_VARIABLE in os.environ:  # its launcher tells
             raise
         sys.exit(report(error))
+    if code == _INTERRUPTED:
+        print("renkei: interrupted", file=sys.stderr)
+    sys.exit(code)

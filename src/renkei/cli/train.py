@@ -12,7 +12,8 @@ import typer
 from renkei.cli.in_job import is_to_start, start_this_command
 from renkei.errors import UsageError
 from renkei.launch.environments import detect
-from renkei.training.run_dir import new_run_dir
+from renkei.strict_json import dumps
+from renkei.training.run_dir import create, new_run_dir
 
 
 def train(
@@ -46,13 +47,14 @@ def train(
     elif is_to_start(num_ranks):
         assert num_ranks is not None
         run_dir = run_dir or new_run_dir(recipe)
+        create(run_dir)
         start_this_command(num_ranks, ["--run-dir", str(run_dir)], log_dir=run_dir)
     else:
         from renkei.recipes.train import train as train_here
 
         result = train_here(chosen, settings, run_dir)
         if detect(os.environ).rank == 0:
-            print(json.dumps(result) if as_json else _describe(result), flush=True)
+            print(dumps(result) if as_json else _describe(result), flush=True)
 
 
 def _print_config(settings: dict[str, Any], sources: dict[str, str], as_json: bool) -> None:

@@ -45,13 +45,18 @@ class Barrier:
         except RuntimeError as error:
             if "imeout" not in str(error) and "imed out" not in str(error):
                 raise
-            missing = [rank for rank in range(self._size) if not self._store.check([f"{prefix}/{rank}"])]
-            names = f"rank{'s' * (len(missing) != 1)} {', '.join(map(str, missing))}"
-            self._store.compare_set(
-                key, "", f"barrier number {self._number}: {names} had not come when rank {self._rank} had waited "
-                f"{timeout:g} s; look at what they were doing"
-            )  # fmt: skip
+            self._store.compare_set(key, "", self._verdict_after(timeout, prefix))
         return self._store.get(key)
+
+    def _verdict_after(self, timeout: float, prefix: str) -> str:
+        missing = [rank for rank in range(self._size) if not self._store.check([f"{prefix}/{rank}"])]
+        if not missing:  # the last one came while this one looked at the clock
+            return _OPEN.decode()
+        names = f"rank{'s' * (len(missing) != 1)} {', '.join(map(str, missing))}"
+        return (
+            f"barrier number {self._number}: {names} had not come when rank {self._rank} had waited {timeout:g} s; "
+            "look at what they were doing"
+        )
 
     def _sweep(self, number: int) -> None:
         """Forget a barrier that all ranks have left, since all have come to the next."""

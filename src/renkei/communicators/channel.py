@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -10,9 +11,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from renkei.communicators.headers import Header, check
+from renkei.communicators.headers import Header, first_misfit, problem_with
 from renkei.errors import DeadlineError, MismatchError, PeerLostError, RenkeiError, UsageError
 
+_TEXT = 1024  # bytes in which a rank says what is wrong
 _ADDED_IN_32_BITS = (torch.float16, torch.bfloat16)
 
 
@@ -42,19 +44,31 @@ class Pending:
         doing: str = "",
         afterwards: Callable[[], object] | None = None,
     ) -> None:
-        self._works, self._rank, self._doing, self._afterwards = works, rank, doing, afterwards
+        self._works, self._rank, self._doing, self._afterwards = list(works), rank, doing, afterwards
+        self._is_abandoned = False
 
     def wait(self) -> None:
         """Return when complete; raise `PeerLostError` or `DeadlineError` if that can't be."""
-        for work in self._works:
+        while self._works:
             try:
-                work.wait()
+                self._works.pop(0).wait()
             except RenkeiError:
+                self.abandon()
                 raise
             except RuntimeError as error:
+                self.abandon()
                 raise translate(error, rank=self._rank, doing=self._doing) from None
-        if self._afterwards is not None:
-            self._afterwards()
+        if self._is_abandoned:
+            raise UsageError(f"rank {self._rank}: {self._doing or 'a message'} failed, or its communicator was closed")
+        afterwards, self._afterwards = self._afterwards, None
+        if afterwards is not None:
+            afterwards()
+
+    def abandon(self) -> None:
+        """Let go of what is on its way, which would keep connections open as long as anything refers to this."""
+        self._is_abandoned = True
+        self._works.clear()
+        self._afterwards = None
 
 
 def translate(error: RuntimeError, *, rank: int, doing: str) -> RenkeiError:
@@ -75,11 +89,11 @@ class Channel:
 
     def __init__(self, group: dist.ProcessGroup, *, rank: int, size: int) -> None:
         self._group: dist.ProcessGroup | None = group
-        self._backends: dict[
-            str, Any
-        ] = {}  # by type of device: asking them directly saves a way through the dispatcher
+        # by type of device: asking them directly saves a way through the dispatcher
+        self._backends: dict[str, Any] = {}
         self.rank, self.size = rank, size
         self._calls = 0
+        self._on_their_way: weakref.WeakSet[Pending] = weakref.WeakSet()
 
     @property
     def group(self) -> dist.ProcessGroup:
@@ -88,8 +102,14 @@ class Channel:
             raise UsageError(f"rank {self.rank}: the communicator is closed")
         return self._group
 
+    def check_open(self) -> None:
+        """Raise `UsageError` if this was closed, also where no message would be needed."""
+        assert self.group is not None
+
     def close(self) -> None:
-        """Drop the connections."""
+        """Drop the connections, also if somebody still holds what was on its way, an exception's traceback say."""
+        for pending in list(self._on_their_way):
+            pending.abandon()
         self._group = None
         self._backends.clear()
 
@@ -108,30 +128,44 @@ class Channel:
         *,
         root: int = 0,
         reduction: str = "sum",
-        same_shape: bool = False,
+        same_tensors: bool = False,
         same_dtype: bool = False,
         problem: str | None = None,
     ) -> list[Header]:
-        """Tell all ranks what this one calls, and raise on all of them if that doesn't fit together.
+        """Tell all ranks what this one calls, and raise on all of them, with one text, if that doesn't fit together.
 
         Args:
-            problem: what is wrong with this rank's own arguments, if anything. It is raised here as `UsageError`, and
-                the other ranks, which would otherwise wait for this one, raise too.
+            same_tensors: all ranks must bring the same number of tensors, of the same shapes and dtypes.
+            same_dtype: all ranks must bring the same dtype.
+            problem: what is wrong with this rank's own arguments, if anything.
         """
+        self.check_open()
         self._calls += 1
+        problem = problem or problem_with(tensors)
         if problem is None:
             mine = Header.of(operation, self._calls, tensors, root=root, reduction=reduction)
         else:
             mine = Header(operation, self._calls, refused=True)
         data = torch.frombuffer(bytearray(mine.pack()), dtype=torch.uint8)
         headers = [Header.unpack(bytes(each.tolist())) for each in self.all_gather_equal(data, f"{operation}'s header")]
-        if problem is not None:
-            raise UsageError(f"rank {self.rank}: {operation}: {problem}")
-        for rank, header in enumerate(headers):
-            if header.refused:
-                raise MismatchError(f"rank {rank} gave {header.operation} arguments it refuses; see that rank's error")
-        check(headers, same_shape=same_shape, same_dtype=same_dtype)
+        refused = [rank for rank, header in enumerate(headers) if header.refused]
+        misfit = first_misfit(headers, same_tensors=same_tensors, same_dtype=same_dtype)
+        if refused:
+            problems = self._all_texts(problem or "")
+            raise UsageError(f"rank {refused[0]}: {headers[refused[0]].operation}: {problems[refused[0]]}")
+        if misfit is not None:
+            calls = self._all_texts(mine.describe(tensors))
+            raise MismatchError(
+                f"rank 0 calls {calls[0]}; rank {misfit} calls {calls[misfit]}; all ranks must call the same "
+                "collectives in the same order, with tensors that fit"
+            )
         return headers
+
+    def _all_texts(self, text: str) -> list[str]:
+        """Every rank's text, cut off where it is long: all ranks know that something is wrong and say what."""
+        data = torch.frombuffer(bytearray(text.encode()[:_TEXT].ljust(_TEXT, b"\0")), dtype=torch.uint8)
+        gathered = self.all_gather_equal(data, "explaining an error")
+        return [bytes(each.tolist()).rstrip(b"\0").decode(errors="ignore") for each in gathered]
 
     # -- messages -------------------------------------------------------------------------------------------------
 
@@ -145,6 +179,7 @@ class Channel:
 
     def start_reduction(self, tensor: Tensor, reduction: str, doing: str) -> Pending:
         """Replace `tensor` by its sum, product, max or min over ranks, in its own dtype."""
+        self.check_open()
         if self.size == 1:
             return Pending([])
         return self._pending(self._backend(tensor).allreduce([tensor], _REDUCTIONS[reduction]), doing)
@@ -186,7 +221,9 @@ class Channel:
         return list(output.split(list(recv_sizes)))
 
     def _pending(self, work: dist.Work, doing: str) -> Pending:
-        return Pending([work], rank=self.rank, doing=doing)
+        pending = Pending([work], rank=self.rank, doing=doing)
+        self._on_their_way.add(pending)
+        return pending
 
 
 def milliseconds(seconds: float) -> timedelta:

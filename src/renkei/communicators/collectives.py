@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from renkei.communicators.channel import Channel
-from renkei.communicators.headers import REDUCTIONS
-from renkei.errors import UsageError
+from renkei.communicators.headers import REDUCTIONS, problem_with
 
 CHUNK = 2**30  # bytes of one message: MPI counts in 32-bit integers, and nothing is gained by more
 
@@ -24,6 +23,9 @@ _CARRIERS = {
     torch.int8: torch.int32,
     torch.uint8: torch.int32,
     torch.int16: torch.int32,
+    torch.uint16: torch.int32,
+    torch.uint32: torch.int64,
+    torch.uint64: torch.int64,
     torch.complex32: torch.float32,
     torch.complex64: torch.float32,
     torch.complex128: torch.float64,
@@ -33,9 +35,9 @@ _AS_THEY_ARE = (torch.float32, torch.float64, torch.int32, torch.int64)
 
 def all_reduce(channel: Channel, tensor: Tensor, reduction: str) -> Tensor:
     """The sum, mean, product, max or min over ranks, on every rank."""
-    problem = _check_reduction(reduction, REDUCTIONS)
-    channel.agree("all_reduce", [tensor], reduction=reduction, same_shape=True, same_dtype=True, problem=problem)
-    carrier = _to_carrier(tensor, reduction)
+    problem = problem_with([tensor]) or _check_reduction([tensor], reduction, REDUCTIONS)
+    channel.agree("all_reduce", [tensor], reduction=reduction, same_tensors=True, problem=problem)
+    carrier = _to_carrier(tensor)
     native = "sum" if reduction == "mean" else reduction
     channel.start_reduction(carrier, native, "all_reduce").wait()
     return _from_carrier(carrier, tensor, mean_over=channel.size if reduction == "mean" else 1)
@@ -43,10 +45,10 @@ def all_reduce(channel: Channel, tensor: Tensor, reduction: str) -> Tensor:
 
 def reduce_scatter(channel: Channel, tensors: Sequence[Tensor], reduction: str) -> Tensor:
     """Rank r gets the sum or mean over ranks of their ``tensors[r]``, added in the order of ranks."""
-    problem = _check_reduction(reduction, ["sum", "mean"]) or _check_one_for_each_rank(channel, tensors)
-    channel.agree("reduce_scatter", tensors, reduction=reduction, same_shape=True, same_dtype=True, problem=problem)
+    problem = _check_one_for_each_rank(channel, tensors) or _check_reduction(tensors, reduction, ["sum", "mean"])
+    channel.agree("reduce_scatter", tensors, reduction=reduction, same_tensors=True, problem=problem)
     mine = tensors[channel.rank]
-    carriers = torch.cat([_to_carrier(tensor, reduction) for tensor in tensors])
+    carriers = torch.cat([_to_carrier(tensor) for tensor in tensors])
     parts_per_element = 2 if mine.is_complex() else 1
     send_sizes = [tensor.numel() * parts_per_element for tensor in tensors]
     recv_sizes = [send_sizes[channel.rank]] * channel.size
@@ -77,7 +79,7 @@ def broadcast(channel: Channel, tensor: Tensor | None, root: int, device: torch.
 
 def broadcast_into(channel: Channel, tensors: Sequence[Tensor], root: int) -> None:
     """Give `tensors` the values they have on `root`; many travel in one message."""
-    channel.agree("broadcast_into", tensors, root=root, same_shape=True, problem=check_root(channel, root))
+    channel.agree("broadcast_into", tensors, root=root, same_tensors=True, problem=check_root(channel, root))
     for group in _messages(tensors):
         data = torch.cat([as_bytes(tensor) for tensor in group])
         broadcast_bytes(channel, data, root, "broadcast_into")
@@ -170,7 +172,8 @@ def all_to_all(channel: Channel, tensors: Sequence[Tensor]) -> tuple[Tensor, ...
 
 def as_bytes(tensor: Tensor) -> Tensor:
     """The tensor's elements as a flat tensor of bytes; the same memory if it is contiguous."""
-    return tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
+    flat = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
+    return (flat if flat.numel() else flat.new_empty(0)).view(torch.uint8)  # NumPy's empty arrays have a stride of 0
 
 
 def broadcast_bytes(channel: Channel, data: Tensor, root: int, doing: str, chunk: int = CHUNK) -> None:
@@ -217,18 +220,13 @@ def _from_bytes(data: Tensor, dtype: torch.dtype, shape: torch.Size) -> Tensor:
 # -- arithmetic ---------------------------------------------------------------------------------------------------
 
 
-def _to_carrier(tensor: Tensor, reduction: str) -> Tensor:
-    """A flat copy in a dtype in which the reduction is exact enough and every backend has it."""
-    if tensor.dtype not in _CARRIERS and tensor.dtype not in _AS_THEY_ARE:
-        raise UsageError(f"torch has no {reduction} for {tensor.dtype}")
-    if reduction == "mean" and not (tensor.is_floating_point() or tensor.is_complex()):
-        raise UsageError(f"the mean of {tensor.dtype} isn't one of {tensor.dtype}; convert to a floating dtype first")
+def _to_carrier(tensor: Tensor) -> Tensor:
+    """A flat copy in a dtype in which reductions are exact enough and every backend has them."""
+    tensor = tensor.detach()
     if tensor.is_complex():
-        if reduction not in ("sum", "mean"):
-            raise UsageError(f"{reduction} of complex numbers isn't computed element by element; only sum and mean are")
-        tensor = torch.view_as_real(tensor.detach().resolve_conj())
+        tensor = torch.view_as_real(tensor.resolve_conj())
     dtype = _CARRIERS.get(tensor.dtype, tensor.dtype)
-    return tensor.detach().to(dtype, copy=True, memory_format=torch.contiguous_format).reshape(-1)
+    return tensor.to(dtype, copy=True, memory_format=torch.contiguous_format).reshape(-1)
 
 
 def _from_carrier(carrier: Tensor, like: Tensor, *, mean_over: int) -> Tensor:
@@ -244,8 +242,20 @@ def _from_carrier(carrier: Tensor, like: Tensor, *, mean_over: int) -> Tensor:
 # -- arguments and shapes -----------------------------------------------------------------------------------------
 
 
-def _check_reduction(reduction: str, known: Sequence[str]) -> str | None:
-    return None if reduction in known else f"reduction is {reduction!r}, but must be one of {', '.join(known)}"
+def _check_reduction(tensors: Sequence[Tensor], reduction: str, known: Sequence[str]) -> str | None:
+    """What is wrong with a reduction of such tensors, if anything."""
+    if reduction not in known:
+        return f"reduction is {reduction!r}, but must be one of {', '.join(known)}"
+    dtype = tensors[0].dtype
+    if dtype not in _CARRIERS and dtype not in _AS_THEY_ARE:
+        return f"torch has no {reduction} for {dtype}"
+    if reduction == "mean" and not (dtype.is_floating_point or dtype.is_complex):
+        return f"the mean of {dtype} isn't one of {dtype}; convert to a floating dtype first"
+    if dtype.is_complex and reduction not in ("sum", "mean"):
+        return f"{reduction} of complex numbers isn't computed element by element; only sum and mean are"
+    if dtype == torch.uint64 and reduction in ("max", "min"):  # carried as int64, whose sums are the same bits
+        return f"torch has no {reduction} for {dtype}"
+    return None
 
 
 def check_root(channel: Channel, root: int) -> str | None:
@@ -257,6 +267,8 @@ def _check_one_for_each_rank(channel: Channel, tensors: Sequence[Tensor] | None)
     if tensors is None or len(tensors) != channel.size:
         count = "none" if tensors is None else len(tensors)
         return f"needs one tensor for each of the {channel.size} ranks, but got {count}"
+    if problem := problem_with(tensors):
+        return problem
     dtypes = {tensor.dtype for tensor in tensors}
     return None if len(dtypes) == 1 else f"tensors must share one dtype, but have {sorted(map(str, dtypes))}"
 

@@ -86,6 +86,7 @@ class Communicator(ABC):
         )
         self._channel = Channel(group, rank=rank, size=len(nodes))
         self._barrier = Barrier(store, rank=rank, size=len(nodes))
+        self._barrier.wait(options.timeout)  # so that none ends, and closes connections, while another is connecting
         if options.backend == "nccl":
             check_one_rank_per_gpu(self.all_gather_object(device_identity(options.device)))
 
@@ -258,6 +259,7 @@ class Communicator(ABC):
 
     def barrier(self, timeout: float | None = None) -> None:
         """Return when every rank has come; after `timeout` seconds every rank raises and names those missing."""
+        self._channel.check_open()
         self._barrier.wait(self.options.timeout if timeout is None else timeout)
 
     def split(self, color: int | None, key: int | None = None) -> Self | None:
@@ -277,6 +279,7 @@ class Communicator(ABC):
 
     def duplicate(self, **changes: Any) -> Self:
         """A communicator of the same ranks whose messages never meet this one's; `changes` replace options."""
+        self._channel.check_open()
         self._num_descendants += 1
         store = dist.PrefixStore(f"duplicate/{self._num_descendants}", self._store)
         return self._descend(store, range(self.size), **changes)

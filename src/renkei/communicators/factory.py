@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import atexit
-import difflib
+import math
 import sys
 import weakref
 
@@ -17,6 +17,7 @@ from renkei.communicators.naive import NaiveCommunicator
 from renkei.communicators.null import NullCommunicator
 from renkei.errors import UsageError
 from renkei.failures import first_cause
+from renkei.names import check_known
 from renkei.topology import Topology
 
 COMMUNICATORS: dict[str, type[Communicator]] = {
@@ -53,14 +54,11 @@ def create_communicator(
         LaunchError: the launcher's variables contradict one another, or the other ranks can't be found.
     """
     algorithm, _, backend_in_name = name.partition("/")
-    if algorithm not in COMMUNICATORS:
-        near = difflib.get_close_matches(algorithm, COMMUNICATORS, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(sorted(COMMUNICATORS))}"
-        raise UsageError(f"communicator {algorithm!r} is unknown; {hint}")
+    check_known("communicator", algorithm, COMMUNICATORS)
     if backend_in_name and backend not in (None, backend_in_name):
         raise UsageError(f"communicator {name!r} and backend={backend!r} contradict each other; give one of them")
-    if not timeout > 0:
-        raise UsageError(f"timeout is {timeout} s, but must be above 0")
+    if not 0 < timeout < math.inf:
+        raise UsageError(f"timeout is {timeout} s, but must be a number above 0")
     if failures and in_a_job():
         first_cause.install()
     job = join()

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-
-from renkei.errors import MismatchError
+from torch import Tensor
 
 DTYPES = [
     torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int8, torch.uint8, torch.int16, torch.int32,
@@ -37,7 +36,9 @@ class Header:
         operation: its name.
         number: how many collectives this rank has called on the communicator, this one included.
         reduction: what is computed, for those that compute.
-        dtype, numel, ndim, shape_hash: of the tensors this rank brings, taken together; None and zeros if none.
+        dtype: of the first tensor this rank brings; None if it brings none.
+        numel, ndim: how many elements all of them have together, and the largest number of dimensions.
+        tensors_hash: of their shapes and dtypes.
         root: the rank that sends or receives, for those that have one.
         refused: the rank's arguments are wrong in themselves: nothing will follow.
     """
@@ -48,7 +49,7 @@ class Header:
     dtype: torch.dtype | None = None
     numel: int = 0
     ndim: int = 0
-    shape_hash: int = 0
+    tensors_hash: int = 0
     root: int = 0
     refused: bool = False
 
@@ -59,24 +60,23 @@ class Header:
         cls,
         operation: str,
         number: int,
-        tensors: Sequence[torch.Tensor] | None,
+        tensors: Sequence[Tensor] | None,
         *,
         root: int = 0,
         reduction: str = "sum",
     ) -> Header:
-        """The header for a call with `tensors`, which share a dtype; `ndim` is the largest of theirs."""
+        """The header for a call with `tensors`."""
         if not tensors:
             return cls(operation, number, reduction, root=root)
-        shapes = [tuple(tensor.shape) for tensor in tensors]
-        digest = hashlib.blake2b(repr(shapes).encode(), digest_size=8).digest()
+        digest = hashlib.blake2b(_list(tensors).encode(), digest_size=8).digest()
         return cls(
             operation=operation,
             number=number,
             reduction=reduction,
             dtype=tensors[0].dtype,
             numel=sum(tensor.numel() for tensor in tensors),
-            ndim=max(len(shape) for shape in shapes),
-            shape_hash=int.from_bytes(digest, "little"),
+            ndim=max(tensor.dim() for tensor in tensors),
+            tensors_hash=int.from_bytes(digest, "little"),
             root=root,
         )
 
@@ -89,7 +89,7 @@ class Header:
             self.ndim,
             self.number % 2**32,
             self.numel,
-            self.shape_hash,
+            self.tensors_hash,
             self.root,
             self.refused,
         )
@@ -97,7 +97,7 @@ class Header:
     @classmethod
     def unpack(cls, data: bytes) -> Header:
         """The header these bytes were packed from."""
-        operation, reduction, dtype, ndim, number, numel, shape_hash, root, refused = cls.layout.unpack(data)
+        operation, reduction, dtype, ndim, number, numel, tensors_hash, root, refused = cls.layout.unpack(data)
         return cls(
             operation=_OPERATIONS[operation],
             number=number,
@@ -105,32 +105,40 @@ class Header:
             dtype=None if dtype == _NO_DTYPE else DTYPES[dtype],
             numel=numel,
             ndim=ndim,
-            shape_hash=shape_hash,
+            tensors_hash=tensors_hash,
             root=root,
             refused=bool(refused),
         )
 
-    def __str__(self) -> str:
-        parts = [self.operation]
-        if self.operation in ("all_reduce", "reduce_scatter"):
-            parts.append(f"({self.reduction})")
-        if self.dtype is not None:
-            dtype = str(self.dtype).removeprefix("torch.")
-            parts.append(f"of {self.numel} {dtype} in {self.ndim} dimension{'s' * (self.ndim != 1)}")
-        return f"{' '.join(parts)} [root {self.root}, call number {self.number}]"
+    def describe(self, tensors: Sequence[Tensor] | None) -> str:
+        """This call, of these tensors, in words."""
+        computes = f" ({self.reduction})" if self.operation in ("all_reduce", "reduce_scatter") else ""
+        brings = f" of {_list(tensors)}" if tensors else ""
+        return f"{self.operation}{computes} [root {self.root}, call number {self.number}]{brings}"
 
 
-def check(headers: Sequence[Header], *, same_shape: bool, same_dtype: bool) -> None:
-    """Raise `MismatchError`, on every rank with the same text, unless the ranks' headers belong together."""
+def problem_with(tensors: Sequence[object] | None) -> str | None:
+    """Why these can't be sent, if they can't."""
+    for tensor in tensors or ():
+        if not isinstance(tensor, Tensor):
+            return f"needs tensors, but got {type(tensor).__name__}"
+        if tensor.layout != torch.strided:
+            return f"needs dense tensors, but got one with layout {tensor.layout}; call its to_dense() first"
+        if tensor.dtype not in DTYPES:
+            return f"{tensor.dtype} can't be sent; view it as torch.uint8"
+    return None
+
+
+def first_misfit(headers: Sequence[Header], *, same_tensors: bool, same_dtype: bool) -> int | None:
+    """The first rank whose header doesn't belong with rank 0's; None if all do."""
 
     def key(header: Header) -> tuple[object, ...]:
-        shape = (header.shape_hash, header.numel, header.ndim) if same_shape else ()
+        tensors = (header.tensors_hash, header.numel, header.ndim) if same_tensors else ()
         dtype = (header.dtype,) if same_dtype else ()
-        return (header.operation, header.number, header.reduction, header.root, *dtype, *shape)
+        return (header.operation, header.number, header.reduction, header.root, *dtype, *tensors)
 
-    for rank, header in enumerate(headers):
-        if key(header) != key(headers[0]):
-            raise MismatchError(
-                f"rank 0 calls {headers[0]}; rank {rank} calls {header}; all ranks must call the same collectives in "
-                "the same order, with tensors that fit"
-            )
+    return next((rank for rank, header in enumerate(headers) if key(header) != key(headers[0])), None)
+
+
+def _list(tensors: Sequence[Tensor]) -> str:
+    return ", ".join(f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}" for tensor in tensors)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import functools
 import json
+import math
 import os
 import socket
 import time
@@ -18,7 +19,8 @@ from renkei.failures.first_cause import FAILED
 from renkei.launch import rendezvous
 from renkei.launch.environments import LaunchEnvironment, detect
 
-ASSEMBLY_SECONDS = 300.0  # for all ranks to come; RENKEI_ASSEMBLY_SECONDS changes it
+_ASSEMBLY_SECONDS = 300.0  # for all ranks to come
+_ASSEMBLY_VARIABLE = "RENKEI_ASSEMBLY_SECONDS"  # changes that
 _GOODBYE_SECONDS = 10.0  # for the others to leave before the rank that holds the store does
 
 
@@ -60,7 +62,7 @@ def join() -> Job:
 
     There is one job for each process, so it is joined once and its store is kept until the process ends.
     """
-    timeout = float(os.environ.get("RENKEI_ASSEMBLY_SECONDS", ASSEMBLY_SECONDS))
+    timeout = _assembly_seconds()
     environment = detect(os.environ)
     if dist.is_initialized():
         rank, size = dist.get_rank(), dist.get_world_size()
@@ -73,6 +75,19 @@ def join() -> Job:
         return _introduce(environment, rank, size, store)
     except RuntimeError as error:
         raise translate(error, rank=rank, doing="meeting the other ranks") from None
+
+
+def _assembly_seconds() -> float:
+    text = os.environ.get(_ASSEMBLY_VARIABLE)
+    if text is None:
+        return _ASSEMBLY_SECONDS
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise LaunchError(f"{_ASSEMBLY_VARIABLE}={text!r} must be a number of seconds above 0")
+    return seconds
 
 
 def _introduce(environment: LaunchEnvironment, rank: int, size: int, store: dist.Store) -> Job:

@@ -24,4 +24,5 @@ class NullCommunicator(Communicator):
 
     def start_sum(self, buffer: Tensor, pieces: Sequence[Tensor]) -> Pending:
         """Nothing is to be done."""
+        self._channel.check_open()
         return Pending([])

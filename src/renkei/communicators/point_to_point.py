@@ -9,7 +9,7 @@ from torch import Tensor
 
 from renkei.communicators.channel import Channel
 from renkei.communicators.collectives import as_bytes
-from renkei.communicators.headers import DTYPES
+from renkei.communicators.headers import DTYPES, problem_with
 from renkei.errors import UsageError
 
 _SINGLE = -1  # in place of the number of tensors: one tensor, not a sequence of one
@@ -17,9 +17,11 @@ _SINGLE = -1  # in place of the number of tensors: one tensor, not a sequence of
 
 def send(channel: Channel, data: Tensor | Sequence[Tensor], dest: int, tag: int) -> None:
     """Send one tensor, or several of any shapes and dtypes."""
-    _check_peer(channel, dest, "dest")
+    check_peer(channel, dest, "dest")
     doing = f"send to rank {dest}"
     tensors = [data] if isinstance(data, Tensor) else list(data)
+    if problem := problem_with(tensors):
+        raise UsageError(f"rank {channel.rank}: {doing}: {problem}")
     description = [_SINGLE if isinstance(data, Tensor) else len(tensors)]
     for tensor in tensors:
         description += [DTYPES.index(tensor.dtype), tensor.dim(), *tensor.shape]
@@ -32,7 +34,7 @@ def send(channel: Channel, data: Tensor | Sequence[Tensor], dest: int, tag: int)
 
 def recv(channel: Channel, source: int, tag: int, device: torch.device) -> Tensor | tuple[Tensor, ...]:
     """Receive what `source` sends: a tensor if it sent one, a tuple if it sent a sequence, even of length 1."""
-    _check_peer(channel, source, "source")
+    check_peer(channel, source, "source")
     doing = f"recv from rank {source}"
     length = torch.empty(1, dtype=torch.int64)
     channel.start_recv(length, source, tag, doing).wait()
@@ -50,7 +52,8 @@ def recv(channel: Channel, source: int, tag: int, device: torch.device) -> Tenso
     return tensors[0] if count == _SINGLE else tuple(tensors)
 
 
-def _check_peer(channel: Channel, peer: int, name: str) -> None:
+def check_peer(channel: Channel, peer: int, name: str) -> None:
+    """Raise `UsageError` unless `peer` is another rank."""
     if not 0 <= peer < channel.size:
         raise UsageError(f"rank {channel.rank}: {name} is {peer}, but ranks go from 0 to {channel.size - 1}")
     if peer == channel.rank:

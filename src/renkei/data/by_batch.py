@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 from torch.utils.data import Dataset, default_collate
 
 from renkei.data.sharding import Indices
@@ -18,15 +19,15 @@ class ByBatch(Dataset[Any]):
 
     Args:
         dataset: if it can make a batch by itself, quicker than sample by sample, it has a method ``batch(indices)``.
-        collate: makes a batch of a list of samples, where it hasn't.
+        collate: makes a batch of a list of samples; torch's own way if None, where the dataset has no method.
     """
 
-    def __init__(self, dataset: Any, collate: Collate = default_collate) -> None:
+    def __init__(self, dataset: Any, collate: Collate | None = None) -> None:
         self._dataset, self._collate = dataset, collate
 
     def __getitem__(self, indices: Indices) -> Any:
         if not len(indices):
-            return map_tensors(lambda tensor: tensor[:0], self._collate([self._dataset[0]]))
-        if hasattr(self._dataset, "batch"):
+            return map_tensors(lambda tensor: tensor[:0], self[np.zeros(1, np.int64)])
+        if self._collate is None and hasattr(self._dataset, "batch"):
             return self._dataset.batch(indices)
-        return self._collate([self._dataset[int(at)] for at in indices])
+        return (self._collate or default_collate)([self._dataset[int(at)] for at in indices])

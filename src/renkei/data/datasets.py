@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gzip
+import math
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,6 +18,7 @@ from renkei.data.sharding import Indices, permutation
 from renkei.errors import UsageError
 
 FASHION_MNIST_FOLDERS = ("/usr/share/datasets/fashion-mnist",)  # where Debian's dataset-fashion-mnist puts it
+NUM_CLASSES = 10
 _IDX_UNSIGNED_BYTES = 0x08
 
 
@@ -79,8 +82,7 @@ def mnist_like(folders: Sequence[str | Path]) -> tuple[ImageDataset, ImageDatase
             f"no data at {' or '.join(map(str, folders))}; give a folder with train-images-idx3-ubyte(.gz) and so on: "
             "Debian's package dataset-fashion-mnist has Fashion-MNIST"
         )
-    images, labels = read_idx(folder, "train-images-idx3-ubyte"), read_idx(folder, "train-labels-idx1-ubyte")
-    test_images, test_labels = read_idx(folder, "t10k-images-idx3-ubyte"), read_idx(folder, "t10k-labels-idx1-ubyte")
+    (images, labels), (test_images, test_labels) = _read_pair(folder, "train"), _read_pair(folder, "t10k")
     mean, deviation = images.mean() / 255, images.std() / 255
 
     def dataset(pixels: NDArray[np.uint8], classes: NDArray[np.uint8]) -> ImageDataset:
@@ -90,23 +92,38 @@ def mnist_like(folders: Sequence[str | Path]) -> tuple[ImageDataset, ImageDatase
     return dataset(images, labels), dataset(test_images, test_labels)
 
 
+def _read_pair(folder: Path, which: str) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    """Images and labels that fit together."""
+    images, labels = read_idx(folder, f"{which}-images-idx3-ubyte"), read_idx(folder, f"{which}-labels-idx1-ubyte")
+    if images.ndim != 3 or labels.shape != images.shape[:1] or not images.size:
+        raise UsageError(
+            f"{folder / which}-*: images of shape {list(images.shape)} and labels of shape {list(labels.shape)}, where "
+            "[n, height, width] and [n] were expected; download the files again"
+        )
+    if labels.max() >= NUM_CLASSES:
+        raise UsageError(f"{folder / which}-labels-*: there is a class {labels.max()}, but they go from 0 to 9")
+    return images, labels
+
+
 def read_idx(folder: Path, name: str) -> NDArray[np.uint8]:
     """An array of bytes in the IDX format: 2 zero bytes, type, number of dimensions, sizes, values."""
-    path = folder / name
     zipped = folder / f"{name}.gz"
+    path = zipped if zipped.exists() else folder / name
     try:
-        data = gzip.decompress(zipped.read_bytes()) if zipped.exists() else path.read_bytes()
+        data = gzip.decompress(path.read_bytes()) if path == zipped else path.read_bytes()
     except FileNotFoundError:
         raise UsageError(f"{path} is missing, and so is {zipped.name}") from None
-    except (OSError, EOFError) as error:
-        raise UsageError(f"{zipped if zipped.exists() else path} can't be read: {error}") from None
+    except (OSError, EOFError, zlib.error) as error:
+        raise UsageError(f"{path} can't be read: {error}; download it again") from None
     if len(data) < 4 or data[:3] != bytes([0, 0, _IDX_UNSIGNED_BYTES]):
         raise UsageError(f"{path} is no IDX file of bytes")
     ndim = data[3]
     shape = np.frombuffer(data, ">u4", count=ndim, offset=4) if len(data) >= 4 + 4 * ndim else np.zeros(0)
     values = np.frombuffer(data, np.uint8, offset=4 + 4 * len(shape))
-    if len(shape) != ndim or values.size != np.prod(shape):
-        raise UsageError(f"{path} is cut short: it has {values.size} values where its header says {shape.tolist()}")
+    if len(shape) != ndim or values.size != math.prod(shape.tolist()):
+        raise UsageError(
+            f"{path} is cut short or damaged: it has {values.size} values where its header says {shape.tolist()}"
+        )
     return values.reshape(shape.astype(int)).copy()
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch.utils.data import DataLoader as TorchLoader
-from torch.utils.data import IterableDataset, default_collate
+from torch.utils.data import IterableDataset
 
 from renkei.communicators.communicator import Communicator
 from renkei.data.by_batch import ByBatch, Collate
@@ -32,7 +32,7 @@ class DataLoader:
         comm: the ranks.
         global_batch_size: samples in a batch, over all ranks.
         shuffle, seed: for a dataset that isn't scattered.
-        collate_fn: makes a batch of a list of samples.
+        collate_fn: makes a batch of a list of samples; by default the dataset's ``batch`` or torch's own way.
         num_workers, options: for `torch.utils.data.DataLoader`.
 
     Attributes:
@@ -48,7 +48,7 @@ class DataLoader:
         global_batch_size: int,
         shuffle: bool = False,
         seed: int = 0,
-        collate_fn: Collate = default_collate,
+        collate_fn: Collate | None = None,
         num_workers: int = 0,
         **options: Any,
     ) -> None:
@@ -115,7 +115,17 @@ class DataLoader:
         return {"samples": self.samples}
 
     def load_state_dict(self, state_dict: dict[str, int]) -> None:
-        """Go on, at the next iteration, where a loader with this state would have."""
+        """Go on, at the next iteration, where a loader with this state would have.
+
+        Raises:
+            UsageError: no batch begins there, for the dataset or the global batch size is another than it was.
+        """
+        position = state_dict["samples"] % self.dealer.num_examples
+        if position % self.dealer.global_batch_size:
+            raise UsageError(
+                f"the saved position is sample {position} of an epoch of {self.dealer.num_examples}, where no batch of "
+                f"{self.dealer.global_batch_size} begins; use the dataset and the global batch size it was saved with"
+            )
         self.samples = state_dict["samples"]
         self._continues = True
 

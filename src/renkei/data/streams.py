@@ -31,5 +31,6 @@ def seed_default_generators(seed: int) -> None:
     torch.manual_seed(seed)
 
 
-def _hash(*name: object) -> int:
+def _hash(kind: str, *numbers: int) -> int:
+    name = (kind, *map(int, numbers))  # int: NumPy's integers are written in another way
     return int.from_bytes(hashlib.sha256(repr(name).encode()).digest()[:8], "little") >> 1

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
@@ -99,22 +99,33 @@ def read_all(job: Path) -> list[Failure]:
     return [Failure(**json.loads(path.read_text())) for path in sorted(job.glob("failure-*.json"))]
 
 
+def has_failures(job: Path) -> bool:
+    """Whether any rank has left its failure in a job's folder."""
+    return next(job.glob("failure-*.json"), None) is not None
+
+
 def install() -> None:
     """Let an uncaught exception of the main thread end the whole job, at once, where a launcher isn't ours.
 
-    Under mpiexec the job is aborted, for ranks that have called MPI_Init would wait for this one in MPI_Finalize.
+    Under mpiexec the job is aborted, for ranks that have called MPI_Init would wait for this one in MPI_Finalize. The
+    hook that was there before, a debugger's say, is called as well.
     """
     if threading.current_thread() is not threading.main_thread() or isinstance(sys.excepthook, _Hook):
         return
-    sys.excepthook = _Hook()
+    sys.excepthook = _Hook(sys.excepthook)
 
 
 class _Hook:
+    def __init__(self, earlier: Callable[[type[BaseException], BaseException, TracebackType | None], object]) -> None:
+        self._earlier = earlier
+
     def __call__(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         if issubclass(kind, KeyboardInterrupt):
-            sys.__excepthook__(kind, error, trace)
+            self._earlier(kind, error, trace)
             return
         exit_code = report(error)
+        if self._earlier is not sys.__excepthook__:
+            self._earlier(kind, error, trace)
         mpi = sys.modules.get("mpi4py.MPI")
         if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized():
             sys.stderr.flush()

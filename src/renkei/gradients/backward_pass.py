@@ -6,12 +6,15 @@ The only place that touches autograd's engine.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
 
 _RUN = torch.autograd.graph._engine_run_backward.__code__
+_BAGGAGE = "renkei"
 
 
 def current_backward() -> int:
@@ -34,5 +37,26 @@ def is_nested(parameter: Tensor) -> bool:
 
 
 def when_it_ends(callback: Callable[[], None]) -> None:
-    """Call `callback` when the current backward pass has computed everything; its exceptions leave ``backward()``."""
+    """Call `callback` when the current backward pass has computed everything; its exceptions leave ``backward()``.
+
+    Said from such a callback: when all those there are have been called.
+    """
     torch.autograd.Variable._execution_engine.queue_callback(callback)
+
+
+@contextmanager
+def carrying(baggage: object) -> Iterator[None]:
+    """Let backward passes begun inside carry an object along, on whichever thread of the engine they compute."""
+    before = carried()
+    torch._C._stash_obj_in_tls(_BAGGAGE, baggage)
+    try:
+        yield
+    finally:
+        torch._C._remove_obj_from_tls(_BAGGAGE)
+        if before is not None:
+            torch._C._stash_obj_in_tls(_BAGGAGE, before)
+
+
+def carried() -> Any:
+    """What this backward pass carries along; None if nothing."""
+    return torch._C._get_obj_in_tls(_BAGGAGE) if torch._C._is_key_in_tls(_BAGGAGE) else None

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-HEADER = 5  # weight, position, position squared, gave up, gave up x rank
-MODULUS = 31  # positions count in a circle so that the sum of their squares stays exact in fp32 up to 18,000 ranks
+# weight, has no weight, step, step squared, exchange, exchange squared, gave up, gave up x rank, heard
+HEADER = 9
+MODULUS = 31  # places count in circles so that the sum of their squares stays exact in fp32 up to 18,000 ranks
 
 
 @dataclass(frozen=True)
@@ -19,23 +20,29 @@ class Ballot:
 
     Attributes:
         rank: which one.
-        weight: what its loss was divided by (samples, tokens); 1 where losses simply count equally.
-        position: number of this exchange, equal on ranks that are in step.
+        weight: what its loss was divided by (samples, tokens); None where losses simply count equally.
+        step, exchange: the place of this exchange, equal on ranks that are in step. Two numbers, so that one more
+            exchange in a step is never taken for the first one of another step.
         gave_up: the rank's backward pass failed half-way, so that its gradients are not to be used.
+        heard: autograd announced gradients to it, so that it learnt how they come.
         used: by parameter, whether the rank has a gradient for it.
     """
 
     rank: int
-    weight: float
-    position: int
+    weight: float | None
+    step: int
+    exchange: int
     gave_up: bool
+    heard: bool
     used: Sequence[bool]
 
     def encode(self) -> list[float]:
         """The numbers to be summed over ranks: `HEADER` of them, then one per parameter."""
-        position = self.position % MODULUS
-        header = [self.weight, position, position * position, self.gave_up, self.gave_up * self.rank]
-        return [float(value) for value in (*header, *self.used)]
+        step, exchange = self.step % MODULUS, self.exchange % MODULUS
+        weight = (self.weight or 0.0, self.weight is None)
+        place = (step, step * step, exchange, exchange * exchange)
+        gave_up = (self.gave_up, self.gave_up * self.rank)
+        return [float(value) for value in (*weight, *place, *gave_up, self.heard, *self.used)]
 
 
 @dataclass(frozen=True)
@@ -43,30 +50,39 @@ class Tally:
     """The sum of all ranks' ballots.
 
     Attributes:
-        weight: total weight.
-        is_in_step: whether all ranks were at the same position.
+        weight: total weight; ranks that gave none count 1.
+        is_mixed: whether some gave a weight and others none.
+        is_in_step: whether all ranks were at the same place.
         num_gave_up: how many ranks gave up.
         one_that_gave_up: the rank that did, if only one did.
-        users: by parameter, how many ranks have a gradient.
+        num_heard: how many ranks learnt how gradients come.
+        counts: by parameter, how many ranks have a gradient; whole numbers.
     """
 
     weight: float
+    is_mixed: bool
     is_in_step: bool
     num_gave_up: int
     one_that_gave_up: int | None
-    users: tuple[int, ...]
+    num_heard: int
+    counts: Sequence[float]
 
     @classmethod
     def decode(cls, total: Sequence[float], num_ballots: int) -> Tally:
-        """Read the sum of what `Ballot.encode` gave on each rank.
-
-        Positions are all equal exactly if n x (sum of squares) equals (sum) squared (Cauchy-Schwarz).
-        """
-        weight, positions, squares, gave_up, ranks = total[:HEADER]
+        """Read the sum of what `Ballot.encode` gave on each rank."""
+        weight, without, step, step_squared, exchange, exchange_squared, gave_up, ranks, heard = total[:HEADER]
         return cls(
-            weight=weight,
-            is_in_step=num_ballots * round(squares) == round(positions) ** 2,
+            weight=weight + without,
+            is_mixed=weight > 0 and without > 0,
+            is_in_step=_all_equal(step, step_squared, num_ballots)
+            and _all_equal(exchange, exchange_squared, num_ballots),
             num_gave_up=round(gave_up),
             one_that_gave_up=round(ranks) if round(gave_up) == 1 else None,
-            users=tuple(round(count) for count in total[HEADER:]),
+            num_heard=round(heard),
+            counts=total[HEADER:],
         )
+
+
+def _all_equal(total: float, total_of_squares: float, count: int) -> bool:
+    """Whether `count` numbers are equal: exactly then, count x (sum of squares) is (sum) squared (Cauchy-Schwarz)."""
+    return count * round(total_of_squares) == round(total) ** 2

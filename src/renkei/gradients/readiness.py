@@ -27,11 +27,16 @@ class Habits:
     expected: tuple[int, ...]
     order: tuple[int, ...]
 
+    @classmethod
+    def agreed(cls, habits: Sequence[Habits]) -> Habits:
+        """What suits all ranks: the first one's order, and for each parameter as many announcements as any rank saw."""
+        return cls(tuple(max(each) for each in zip(*(one.expected for one in habits), strict=True)), habits[0].order)
+
 
 class Learning:
     """Watches announcements and lets no bucket leave early."""
 
-    all_have_come = False
+    may_be_all = True
 
     def __init__(self, num_parameters: int) -> None:
         self._expected = [1] * num_parameters
@@ -82,8 +87,8 @@ class Readiness:
         self._next = 0
 
     @property
-    def all_have_come(self) -> bool:
-        """Whether every parameter has its complete gradient."""
+    def may_be_all(self) -> bool:
+        """Whether there may be no more to come: every parameter has its complete gradient."""
         return not any(self._missing)
 
     def announce(self, parameter: int) -> tuple[bool, range]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import pickle
 import runpy
 import signal
 import sys
@@ -17,16 +18,17 @@ from types import TracebackType
 
 from renkei.failures.first_cause import FAILED, JOB_VARIABLE, report
 
+LAUNCHER_VARIABLE = "RENKEI_LAUNCHER_PID"  # the process that must be this one's parent
 _PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent() -> None:
     """Ask the kernel to end this process when its parent ends, however that ends; only Linux can."""
+    launcher = os.environ.pop(LAUNCHER_VARIABLE, None)
     if sys.platform == "linux":
-        parent = os.getppid()
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:
-            sys.exit("renkei: the launcher has gone")
+    if launcher is not None and os.getppid() != int(launcher):  # it ended while this process began
+        sys.exit("renkei: the launcher has gone")
 
 
 def run_script(path: str) -> None:
@@ -46,7 +48,8 @@ def run_function() -> None:
     import cloudpickle
 
     job, rank = Path(os.environ[JOB_VARIABLE]), os.environ["RANK"]
-    fn, args = cloudpickle.loads((job / "function.pkl").read_bytes())
+    sys.path[:], function = pickle.loads((job / "function.pkl").read_bytes())
+    fn, args = cloudpickle.loads(function)
     result = cloudpickle.dumps(fn(*args))
     (job / f"result-{rank}.pkl").write_bytes(result)
 

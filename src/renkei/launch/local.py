@@ -14,12 +14,13 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, Any
 
 from renkei.errors import RankFailedError, UsageError
-from renkei.failures.first_cause import JOB_VARIABLE, Failure, first_cause, read_all
+from renkei.failures.first_cause import JOB_VARIABLE, Failure, first_cause, has_failures, read_all
+from renkei.launch.child import LAUNCHER_VARIABLE
 from renkei.launch.rendezvous import LISTENER_VARIABLE
 
 _POLL = 0.02  # seconds between looks at the ranks
@@ -49,7 +50,8 @@ def run(fn: Callable[..., Any], num_ranks: int, *args: Any) -> list[Any]:
     import cloudpickle
 
     with job_folder() as job:
-        (job / "function.pkl").write_bytes(cloudpickle.dumps((fn, args)))
+        # what cloudpickle writes names modules, which are to be found there where they are here
+        (job / "function.pkl").write_bytes(pickle.dumps((sys.path, cloudpickle.dumps((fn, args)))))
         failure = run_ranks(["function"], num_ranks, job=job, log_dir=job, relay=True)
         if failure is not None:
             if failure.exit_code == 2 and not failure.details:
@@ -59,7 +61,14 @@ def run(fn: Callable[..., Any], num_ranks: int, *args: Any) -> list[Any]:
                 rank=failure.rank,
                 traceback_text=failure.details,
             )
-        return [pickle.loads((job / f"result-{rank}.pkl").read_bytes()) for rank in range(num_ranks)]
+        return [_result(job, rank) for rank in range(num_ranks)]
+
+
+def _result(job: Path, rank: int) -> Any:
+    path = job / f"result-{rank}.pkl"
+    if not path.exists():
+        raise RankFailedError(f"rank {rank} ended without a result: the function left the process", rank=rank)
+    return pickle.loads(path.read_bytes())
 
 
 def threads_per_rank(num_ranks: int) -> int:
@@ -89,13 +98,13 @@ def run_ranks(
     if num_ranks < 1:
         raise UsageError(f"the number of ranks is {num_ranks}, but must be at least 1")
     ranks: list[subprocess.Popen[bytes]] = []
-    with _termination_raises():
+    with _termination_raises(), ExitStack() as stack:
         try:
             with _reserved_port() as reservation:
                 for rank in range(num_ranks):
                     ranks.append(_start(command, rank, num_ranks, job, log_dir, reservation, relay))
             if ranks[0].stdout is not None:
-                threading.Thread(target=_relay, args=(ranks[0].stdout,), daemon=True).start()
+                stack.enter_context(_relayed(ranks[0].stdout))
             return _wait(ranks, job, log_dir)
         finally:
             _end(ranks)
@@ -116,7 +125,7 @@ def _start(
     variables.setdefault("OMP_NUM_THREADS", str(threads_per_rank(num_ranks)))
     variables |= {"RANK": str(rank), "WORLD_SIZE": str(num_ranks), JOB_VARIABLE: str(job)}
     variables |= {"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(num_ranks)}
-    variables |= {"MASTER_ADDR": address, "MASTER_PORT": str(port)}
+    variables |= {"MASTER_ADDR": address, "MASTER_PORT": str(port), LAUNCHER_VARIABLE: str(os.getpid())}
     arguments = [sys.executable, "-m", "renkei.launch.child", *command]
     if rank == 0:
         variables[LISTENER_VARIABLE] = str(reservation.fileno())
@@ -135,32 +144,38 @@ def _start(
 
 
 def _wait(ranks: Sequence[subprocess.Popen[bytes]], job: Path, log_dir: Path) -> Failure | None:
-    while not any(rank.poll() for rank in ranks):
+    all_well = now = time.time()
+    # a rank that has reported a failure may be long in leaving: messages on their way hold it up
+    while not any([rank.poll() for rank in ranks]) and not has_failures(job):
         if all(rank.returncode == 0 for rank in ranks):
             return None
         time.sleep(_POLL)
+        all_well, now = now, time.time()
+    fallen = {number for number, rank in enumerate(ranks) if rank.returncode}
     deadline = time.monotonic() + _LAST_WORDS
     while any(rank.poll() is None for rank in ranks) and time.monotonic() < deadline:
         time.sleep(_POLL)
     failures = read_all(job)
     told = {failure.rank for failure in failures}
+    # a rank that fell without a word did so before those that tell of it
     failures += [
-        _untold(number, rank.returncode, log_dir)
+        _untold(number, rank.returncode, log_dir, all_well if number in fallen else time.time())
         for number, rank in enumerate(ranks)
         if rank.returncode and number not in told
     ]
     return first_cause(failures)
 
 
-def _untold(rank: int, returncode: int, log_dir: Path) -> Failure:
+def _untold(rank: int, returncode: int, log_dir: Path, at: float) -> Failure:
     """The failure of a rank that could not report it."""
     if returncode < 0:
-        summary = f"ended by signal {-returncode} ({signal.Signals(-returncode).name})"
+        name = {number.value: number.name for number in signal.Signals}.get(-returncode, "unnamed")
+        summary = f"ended by signal {-returncode} ({name})"
     else:
         summary = f"exited with code {returncode}"
     log = log_dir / f"rank-{rank}.log"
     last_words = log.read_text(errors="replace").splitlines(keepends=True)[-30:] if log.exists() else []
-    return Failure(rank, time.time(), summary, "".join(last_words), exit_code=max(1, returncode))
+    return Failure(rank, at, summary, "".join(last_words), exit_code=max(1, returncode))
 
 
 def _end(ranks: Sequence[subprocess.Popen[bytes]]) -> None:
@@ -211,6 +226,18 @@ def _termination_raises() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _relay(source: IO[bytes]) -> None:
-    for line in source:
-        sys.stdout.write(line.decode(errors="replace"))
+@contextmanager
+def _relayed(source: IO[bytes]) -> Iterator[None]:
+    """Until the source ends, what it says is written to ``sys.stdout``; on leaving, all of it has been."""
+
+    def relay() -> None:
+        with source:
+            for line in source:
+                sys.stdout.write(line.decode(errors="replace"))
+
+    thread = threading.Thread(target=relay, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join(_LAST_WORDS)

@@ -9,10 +9,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import selectors
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Container, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -20,6 +21,7 @@ from renkei.errors import LaunchError, PeerLostError
 from renkei.launch.environments import LaunchEnvironment
 
 _WELCOME_WITHIN = 5.0  # seconds in which rank 0 answers, once it listens
+_LONGEST_MESSAGE = 65536  # bytes
 _REPORT_EVERY = 10.0  # seconds after which rank 0 says for whom it waits
 LISTENER_VARIABLE = "RENKEI_LISTEN_FD"
 
@@ -52,24 +54,27 @@ def host(environment: LaunchEnvironment, listener: socket.socket, store_port: in
 
     Raises:
         LaunchError: some have not come in `timeout` seconds, or two say they are the same rank; told to all who came.
+        PeerLostError: one that had come has ended.
     """
     begin = reported = time.monotonic()
     guests: dict[int, socket.socket] = {}
-    with ExitStack() as stack:
+    listener.setblocking(False)
+    with ExitStack() as stack, selectors.DefaultSelector() as ears:
+        ears.register(listener, selectors.EVENT_READ)
         while len(guests) < environment.size - 1:
-            missing = sorted(set(range(1, environment.size)) - set(guests))
             waited = time.monotonic() - begin
             if waited > timeout:
-                _dismiss(guests, f"{_ranks(missing)} had not come to rank 0 after {timeout:g} s; are they running?")
+                whom = _missing(environment, guests)
+                _dismiss(guests.values(), f"{whom} had not come to rank 0 after {timeout:g} s; are they running?")
             if time.monotonic() - reported > _REPORT_EVERY:
                 reported = time.monotonic()
-                print(f"renkei: rank 0 has waited {waited:.0f} s for {_ranks(missing)}", file=sys.stderr, flush=True)
-            listener.settimeout(min(1.0, max(0.01, timeout - waited)))
-            try:
-                connection = stack.enter_context(listener.accept()[0])
-            except TimeoutError:
-                continue
-            _welcome(connection, environment, guests)
+                whom = _missing(environment, guests)
+                print(f"renkei: rank 0 has waited {waited:.0f} s for {whom}", file=sys.stderr, flush=True)
+            for key, _ in ears.select(min(1.0, max(0.01, timeout - waited))):
+                if key.fileobj is listener:
+                    _open_door(listener, ears, stack)
+                else:
+                    _hear(key, ears, environment, guests)
         for connection in guests.values():
             _say(connection, port=store_port)
 
@@ -103,25 +108,62 @@ def join(environment: LaunchEnvironment, timeout: float) -> int:
     return int(answer["port"])
 
 
-def _welcome(connection: socket.socket, environment: LaunchEnvironment, guests: dict[int, socket.socket]) -> None:
-    connection.settimeout(_WELCOME_WITHIN)
-    hello = next(_lines(connection), None)
-    if not isinstance(hello, dict) or not {"rank", "size"} <= set(hello):
-        return  # a stranger, or a port scan
-    rank, size = hello["rank"], hello["size"]
+def _open_door(listener: socket.socket, ears: selectors.BaseSelector, stack: ExitStack) -> None:
+    with contextlib.suppress(OSError):  # who knocked has gone again
+        connection = stack.enter_context(listener.accept()[0])
+        connection.settimeout(_WELCOME_WITHIN)
+        ears.register(connection, selectors.EVENT_READ, b"")
+
+
+def _hear(
+    key: selectors.SelectorKey,
+    ears: selectors.BaseSelector,
+    environment: LaunchEnvironment,
+    guests: dict[int, socket.socket],
+) -> None:
+    """Take in what somebody says; nobody is waited for, since it may be a stranger, or a port scan."""
+    connection = key.fileobj
+    assert isinstance(connection, socket.socket)
+    try:
+        data = connection.recv(4096)
+    except OSError:
+        data = b""
+    if isinstance(key.data, int):  # a guest, who has nothing more to say
+        if not data:
+            raise PeerLostError(f"rank 0: rank {key.data} ended before all ranks had come")
+        return
+    line, newline, _ = (key.data + data).partition(b"\n")
+    rank = _welcome(line, connection, environment, guests) if newline else None
+    if rank is not None:
+        ears.modify(connection, selectors.EVENT_READ, rank)
+    elif data and not newline and len(line) < _LONGEST_MESSAGE:
+        ears.modify(connection, selectors.EVENT_READ, line)
+    else:
+        ears.unregister(connection)
+        connection.close()
+
+
+def _welcome(
+    hello: bytes, connection: socket.socket, environment: LaunchEnvironment, guests: dict[int, socket.socket]
+) -> int | None:
+    """Greet a rank and return its number, if it is one."""
+    message = _parse(hello)
+    rank, size = (message.get("rank"), message.get("size")) if isinstance(message, dict) else (None, None)
+    if type(rank) is not int or type(size) is not int:
+        return None
     _say(connection, welcome=size)
     if size != environment.size or not 0 < rank < size or rank in guests:
-        guests = {**guests, -1: connection}
         _dismiss(
-            guests,
+            [*guests.values(), connection],
             f"a process says it is rank {rank} of {size}, but rank 0 waits for {environment.size} ranks, each once; "
             f"check {environment.source[0]} and {environment.source[1]}",
         )
     guests[rank] = connection
+    return rank
 
 
-def _dismiss(guests: dict[int, socket.socket], reason: str) -> None:
-    for connection in guests.values():
+def _dismiss(guests: Iterable[socket.socket], reason: str) -> None:
+    for connection in guests:
         _say(connection, error=reason)
     raise LaunchError(f"rank 0: {reason}")
 
@@ -154,24 +196,30 @@ def _lines(connection: socket.socket) -> Iterator[Any]:
     """The messages that come; ends when the connection does, or when something else than a message comes."""
     received = b""
     while True:
-        line, newline, received_after = received.partition(b"\n")
+        line, newline, rest = received.partition(b"\n")
         if newline:
-            received = received_after
-            try:
-                yield json.loads(line)
-            except ValueError:
-                return
+            received = rest
+            yield _parse(line)
             continue
         try:
             data = connection.recv(4096)
         except OSError:
             return
-        if not data or len(received) > 65536:
+        if not data or len(received) > _LONGEST_MESSAGE:
             return
         received += data
 
 
-def _ranks(ranks: list[int]) -> str:
+def _parse(line: bytes) -> Any:
+    """The message in a line; None if there is none."""
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _missing(environment: LaunchEnvironment, guests: Container[int]) -> str:
+    ranks = [rank for rank in range(1, environment.size) if rank not in guests]
     shown = ", ".join(map(str, ranks[:10])) + (", ..." if len(ranks) > 10 else "")
     return f"rank{'s' * (len(ranks) > 1)} {shown}"
 

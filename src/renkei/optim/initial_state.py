@@ -18,7 +18,7 @@ def describe(optimizer: torch.optim.Optimizer, names: Sequence[str], model: nn.M
     lines = [f"optimizer {type(optimizer).__name__} with {len(optimizer.param_groups)} parameter groups"]
     name_of = iter(names)
     for group in optimizer.param_groups:
-        lines.append(f"parameter group with {', '.join(sorted(group))}")
+        lines.append(f"parameter group of {len(group['params'])}")  # its hyper-parameters will be rank 0's
         lines += [_line("parameter", next(name_of), parameter) for parameter in group["params"]]
     if model is not None:
         lines += [_line("model parameter", name, parameter) for name, parameter in model.named_parameters()]

@@ -19,6 +19,10 @@ from renkei.gradients.readiness import Habits
 from renkei.gradients.reducer import Reducer
 from renkei.optim.initial_state import broadcast_state, check_alike, describe, tensors_of
 
+# why ranks meet, in numbers that no exchange of gradients has
+_TO_REORDER = 0
+_TO_RESTRUCTURE = -1
+
 
 def _of_the_inner(name: str) -> Any:
     """A property that is the inner optimizer's."""
@@ -84,14 +88,13 @@ class MultiNodeOptimizer(Optimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget the gradients; those that come from now on are exchanged."""
-        habits = self._reducer.learnt
         self._reducer.arm()
         self.inner.zero_grad(set_to_none)
         if self._structure != self._current_structure():
-            self._start_alike()
-            self._replan(None)
-        elif habits is not None:
-            self._replan(habits)
+            self._restructure()
+        elif self._reducer.has_learnt:
+            self._reducer.meet(why=_TO_REORDER)
+            self._replan(self._reducer.learnt())
 
     def backward(self, loss: Tensor | None, weight: float | None = None, **kwargs: Any) -> None:
         """Compute and exchange the gradients of `loss`; None on a rank that has no samples.
@@ -104,17 +107,13 @@ class MultiNodeOptimizer(Optimizer):
         """
         if loss is None:
             weight = 0.0
-        if weight is None:
-            assert loss is not None
-            loss.backward(**kwargs)
-            self.synchronize()
-            return
-        weight = float(weight)
-        if not (math.isfinite(weight) and weight >= 0):
-            raise UsageError(f"rank {self._comm.rank}: weight is {weight}, but must be a finite number, at least 0")
+        if weight is not None:
+            weight = float(weight)
+            if not (math.isfinite(weight) and weight >= 0):
+                raise UsageError(f"rank {self._comm.rank}: weight is {weight}, but must be a finite number, at least 0")
         with self._reducer.backward_of(weight):
-            if loss is not None and weight > 0:
-                (loss * weight).backward(**kwargs)
+            if loss is not None and weight != 0:
+                (loss if weight is None else loss * weight).backward(**kwargs)
 
     @contextmanager
     def accumulate(self) -> Iterator[None]:
@@ -136,7 +135,7 @@ class MultiNodeOptimizer(Optimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Step with the mean gradients. What a closure returns is averaged too, so that all ranks search alike."""
         if closure is None:
-            self._reducer.complete()
+            self._complete()
             result: Any = self.inner.step()
         else:
             result = self.inner.step(lambda: self._evaluate_alike(closure))
@@ -147,20 +146,28 @@ class MultiNodeOptimizer(Optimizer):
         with torch.enable_grad():
             loss = closure()
         weight = self._reducer.weight
-        self._reducer.complete()
+        self._complete()
         mine = torch.zeros(2, dtype=torch.float64)
         if loss is not None and weight > 0:
-            mine += torch.tensor([weight * float(loss), weight], dtype=torch.float64)
+            mine += torch.tensor([weight * float(torch.as_tensor(loss).detach()), weight], dtype=torch.float64)
         total, weights = self._comm.all_reduce(mine)
-        return total / weights
+        return total / weights if weights else None
+
+    def _complete(self) -> None:
+        for parameter, name in self._untrained:
+            if parameter.grad is not None:
+                raise UsageError(
+                    f"rank {self._comm.rank}: {name} has a gradient but did not require one when zero_grad() was "
+                    "called, so it was not exchanged; change requires_grad before zero_grad()"
+                )
+        self._reducer.complete()
 
     # -- the rest of an optimizer's interface ---------------------------------------------------------------------
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters, on every rank alike; their values become those of rank 0."""
         self.inner.add_param_group(param_group)
-        self._start_alike()
-        self._replan(None)
+        self._restructure()
 
     def state_dict(self) -> dict[str, Any]:
         """The inner optimizer's state; the same on every rank."""
@@ -205,8 +212,10 @@ class MultiNodeOptimizer(Optimizer):
     def _plan(self, habits: Habits | None) -> Reducer:
         """A reducer for the parameters as they are now; once their habits are learnt, in rank 0's order."""
         if habits is not None:
-            habits = Habits(habits.expected, self._comm.broadcast_object(habits.order))
-        trained = [(p, name) for p, name in zip(self._parameters(), self._names(), strict=True) if p.requires_grad]
+            habits = Habits.agreed(self._comm.all_gather_object(habits))
+        named = list(zip(self._parameters(), self._names(), strict=True))
+        trained = [(parameter, name) for parameter, name in named if parameter.requires_grad]
+        self._untrained = [(parameter, name) for parameter, name in named if not parameter.requires_grad]
         reducer = Reducer(
             [parameter for parameter, _ in trained],
             [name for _, name in trained],
@@ -219,10 +228,16 @@ class MultiNodeOptimizer(Optimizer):
             raise MismatchError("ranks have planned different buckets; use the same dtypes and device types on all")
         return reducer
 
+    def _restructure(self) -> None:
+        self._reducer.meet(why=_TO_RESTRUCTURE)
+        self._start_alike()
+        self._replan(None)
+
     def _replan(self, habits: Habits | None) -> None:
-        self._waited_before += self._reducer.waited
-        self._reducer.close()
-        self._reducer = self._plan(habits)
+        before, self._reducer = self._reducer, self._plan(habits)
+        self._reducer.take_over(before)
+        self._waited_before += before.waited
+        before.close()
 
     def _parameters(self) -> list[nn.Parameter]:
         return [parameter for group in self.inner.param_groups for parameter in group["params"]]

@@ -86,12 +86,15 @@ class _Live:
         self._task = bar.add_task("", total=num_epochs, numbers="")
 
     def progress(self, progress: TrainingProgress) -> None:
-        epoch = f"epoch {progress.epoch:.1f} of {self._num_epochs}"
-        self._bar.update(self._task, completed=progress.epoch, description=epoch, numbers=describe(progress))
+        epoch = progress.epoch
+        self._bar.update(self._task, completed=epoch, description=self._describe(epoch), numbers=describe(progress))
 
     def evaluation(self, epoch: int, result: Mapping[str, float]) -> None:
-        self._bar.update(self._task, completed=epoch)
+        self._bar.update(self._task, completed=epoch, description=self._describe(epoch))
         self._bar.print(describe_evaluation(epoch, self._num_epochs, result), highlight=False)
+
+    def _describe(self, epoch: float) -> str:
+        return f"epoch {epoch:.1f} of {self._num_epochs}"
 
 
 def _bar(console: Console) -> Progress:

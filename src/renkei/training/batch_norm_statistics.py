@@ -29,7 +29,7 @@ def pool_batch_norm(model: nn.Module, comm: Communicator, num_samples: int) -> N
     if total[0] == 0:
         return
     pooled_means, second_moments = (total[1:] / total[0]).chunk(2)
-    pooled_variances = second_moments - pooled_means**2
+    pooled_variances = (second_moments - pooled_means**2).clamp(min=0)  # rounding may go below where means are large
     sizes = [layer.num_features for layer in layers]
     for layer, mean, variance in zip(layers, pooled_means.split(sizes), pooled_variances.split(sizes), strict=True):
         assert layer.running_mean is not None

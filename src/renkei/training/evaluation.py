@@ -41,14 +41,13 @@ def predict(model: nn.Module, dataset: Any, comm: Communicator, *, batch_size: i
 
     For metrics that no mean of per-sample values gives (average precision, BLEU, AUC).
     """
-    outputs, ids = [], []
+    outputs, ids = [], [np.zeros(0, np.int64)]
     with _evaluating(model):
         for inputs, _, indices in _own_batches(dataset, comm, batch_size):
             outputs.append(model(inputs))
-            ids.append(torch.from_numpy(indices))
-    shape = comm.broadcast_object(tuple(outputs[0].shape[1:]) if outputs else None)
-    mine = torch.cat(outputs) if outputs else torch.zeros(0, *shape, device=comm.device)
-    return gather_by_sample(comm, torch.cat(ids) if ids else torch.zeros(0, dtype=torch.int64), mine)
+            ids.append(indices)
+    none = comm.broadcast(outputs[0][:0] if outputs else None)  # rank 0 has the first batch; others may have nothing
+    return gather_by_sample(comm, torch.from_numpy(np.concatenate(ids)), torch.cat([none, *outputs]))
 
 
 def gather_by_sample(comm: Communicator, ids: Tensor, values: Tensor) -> Tensor:
@@ -59,9 +58,13 @@ def gather_by_sample(comm: Communicator, ids: Tensor, values: Tensor) -> Tensor:
         values: one row for each of them.
 
     Raises:
-        UsageError: a sample was given twice or left out; on every rank.
+        UsageError: a sample was given twice or left out, or a rank has not one value for each; on every rank.
     """
-    all_ids, all_values = torch.cat(comm.all_gather(ids)), torch.cat(comm.all_gather(values))
+    ids_by_rank, values_by_rank = comm.all_gather(ids), comm.all_gather(values)
+    for rank, (its_ids, its_values) in enumerate(zip(ids_by_rank, values_by_rank, strict=True)):
+        if len(its_ids) != len(its_values):
+            raise UsageError(f"rank {rank} gives {len(its_ids)} sample numbers but {len(its_values)} values")
+    all_ids, all_values = torch.cat(ids_by_rank).cpu(), torch.cat(values_by_rank)
     order = torch.argsort(all_ids)
     if not torch.equal(all_ids[order], torch.arange(len(all_ids))):
         raise UsageError("gather_by_sample needs each sample from 0 on exactly once, over all ranks")
@@ -70,6 +73,10 @@ def gather_by_sample(comm: Communicator, ids: Tensor, values: Tensor) -> Tensor:
 
 def _own_batches(dataset: Any, comm: Communicator, batch_size: int) -> Iterator[tuple[Tensor, Tensor, Any]]:
     """Every `comm.size`-th batch of inputs and targets."""
+    if batch_size < 1:
+        raise UsageError(f"batch_size is {batch_size}, but must be at least 1")
+    if len(dataset) == 0:
+        raise UsageError("the dataset to evaluate on is empty")
     by_batch = ByBatch(dataset)
     for begin in range(comm.rank * batch_size, len(dataset), comm.size * batch_size):
         indices = np.arange(begin, min(begin + batch_size, len(dataset)))
@@ -85,9 +92,10 @@ def _in_order_of_batches(rows: tuple[Tensor, ...]) -> Tensor:
 
 @contextmanager
 def _evaluating(model: nn.Module) -> Iterator[None]:
-    was_training = model.training
+    was_training = {module: module.training for module in model.modules()}  # a part may be frozen in evaluation mode
     model.eval()
     try:
         yield
     finally:
-        model.train(was_training)
+        for module, mode in was_training.items():
+            module.training = mode

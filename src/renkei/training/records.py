@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import socket
@@ -14,6 +13,8 @@ import torch
 
 import renkei
 from renkei.communicators.communicator import Communicator
+from renkei.strict_json import dumps
+from renkei.training.run_dir import create
 
 
 class RunRecord:
@@ -36,13 +37,13 @@ class RunRecord:
             "versions": {"renkei": renkei.__version__, "torch": torch.__version__, "python": platform.python_version()},
             "ranks": comm.all_gather_object(who),
         }
-        run_dir.mkdir(parents=True, exist_ok=True)
+        create(run_dir)
         self._write_run()
         self._lines: IO[str] = (run_dir / f"rank-{comm.rank}.jsonl").open("a", buffering=1)
 
     def write(self, kind: str, **values: Any) -> None:
         """Add a line to this rank's file; it is there even if the process is killed right after."""
-        self._lines.write(json.dumps({"kind": kind, "time": time.time(), **values}) + "\n")
+        self._lines.write(dumps({"kind": kind, "time": time.time(), **values}) + "\n")
 
     def finish(self, result: dict[str, Any]) -> None:
         """Add the result to ``run.json`` and close the files."""
@@ -53,5 +54,5 @@ class RunRecord:
     def _write_run(self) -> None:
         if self._is_writer:
             partial = self.run_dir / ".run.json"
-            partial.write_text(json.dumps(self._run, indent=2) + "\n")
+            partial.write_text(dumps(self._run, indent=2) + "\n")
             partial.rename(self.run_dir / "run.json")

@@ -1,0 +1,163 @@
+"""One exchange after another of the same gradients: packed into buckets, summed over ranks, read as a mean."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from renkei.errors import GradientError, UsageError
+from renkei.gradients.ballot import Ballot, Tally
+from renkei.gradients.buckets import Bucket
+from renkei.gradients.flat import FlatGradients
+
+
+class Work(Protocol):
+    """A sum on its way."""
+
+    def wait(self) -> object:
+        """Return when the sum is in the buffer; raise if it can't come."""
+
+
+class Carrier(Protocol):
+    """What is asked of whoever carries the buckets; a communicator is one."""
+
+    @property
+    def rank(self) -> int:
+        """This rank's number."""
+
+    @property
+    def num_addends(self) -> int:
+        """How many ranks' buffers a sum consists of."""
+
+    def allocate(self, numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """A flat buffer of zeros for a bucket."""
+
+    def start_sum(self, buffer: Tensor, pieces: Sequence[Tensor]) -> Work:
+        """Begin to replace a flat buffer by its sum over ranks; `pieces` are views of the tensors it consists of."""
+
+
+class Exchange:
+    """Carries the gradients of `parameters`, over and over: `begin`, `pack`, `launch`, `send_rest`, `receive`.
+
+    Args:
+        parameters, names: whose gradients, and what to call them in messages.
+        plan: the buckets, the same on all ranks.
+        carrier: carries them.
+
+    Attributes:
+        is_open: whether one has begun and not ended.
+        packed: by parameter, whether its gradient is in its bucket.
+        waited: seconds spent so far waiting for sums that had not come when they were needed.
+    """
+
+    def __init__(
+        self, parameters: Sequence[Parameter], names: Sequence[str], plan: Sequence[Bucket], carrier: Carrier
+    ) -> None:
+        self._parameters, self._names, self._carrier = parameters, names, carrier
+        self._flat = FlatGradients(parameters, plan, carrier.allocate)
+        self._works: list[Work] = []
+        self._expect_weight(carrier.num_addends)
+        self.is_open = False
+        self.packed = [False] * len(parameters)
+        self.waited = 0.0
+
+    def begin(self, ballot: Ballot) -> None:
+        """Open the next exchange. What `ballot` says of parameters and of giving up is corrected before it is sent."""
+        self.is_open = True
+        self.packed = [False] * len(self._parameters)
+        self._vote(ballot)
+
+    def pack(self, at: int) -> None:
+        """Put a complete gradient into its bucket; ``.grad`` is then a view of that."""
+        gradient = self._parameters[at].grad
+        assert gradient is not None
+        if gradient.layout is not torch.strided:
+            raise UsageError(
+                f"rank {self._carrier.rank}: {self._names[at]} has a sparse gradient, which can't be put in a bucket; "
+                "build the layer with sparse=False"
+            )
+        self._flat.pack(at, self._scale)
+        self.packed[at] = True
+
+    def launch(self, bucket: int) -> None:
+        """Send the next bucket."""
+        self._works.append(self._carrier.start_sum(self._flat.buffers[bucket], self._flat.pieces[bucket]))
+
+    def send_rest(self, *, gave_up: bool = False) -> None:
+        """Send the buckets that haven't left, with zeros for the gradients there aren't."""
+        num_buckets = len(self._flat.buffers)
+        if len(self._works) < num_buckets and (gave_up or not all(self.packed)):
+            self._vote(replace(self._ballot, gave_up=gave_up, used=self.packed))
+            for at, is_packed in enumerate(self.packed):
+                if not is_packed:
+                    self._flat.clear(at)
+        for bucket in range(len(self._works), num_buckets):
+            self.launch(bucket)
+
+    def receive(self) -> Tally:
+        """Await the sums and let each ``.grad`` be the mean over ranks.
+
+        Raises:
+            GradientError, UsageError: on every rank, if there is no mean because ranks were not doing the same.
+        """
+        total = self._await_sums()
+        tally = Tally.decode(total, self._carrier.num_addends)
+        if total != self._if_unanimous:
+            self._check(tally)
+            for at, is_packed in enumerate(self.packed):
+                if tally.counts[at] and not is_packed:
+                    self._flat.hand_out(at)
+        if tally.weight not in (0, self._expected_weight):
+            self._flat.scale(self._expected_weight / tally.weight)
+            self._expect_weight(tally.weight)
+        return tally
+
+    def give_up(self) -> None:
+        """Let the others' exchange end, and let them know that this rank's gradients are missing from it."""
+        self.send_rest(gave_up=True)
+        self._await_sums()
+
+    def _vote(self, ballot: Ballot) -> None:
+        self._ballot = ballot
+        encoded = ballot.encode()
+        self._flat.tail.copy_(torch.tensor(encoded))
+        self._if_unanimous = [self._carrier.num_addends * value for value in encoded]
+
+    def _await_sums(self) -> list[float]:
+        works, self._works, self.is_open = self._works, [], False
+        begin = time.perf_counter()
+        for work in works:
+            work.wait()
+        self.waited += time.perf_counter() - begin
+        return self._flat.tail.tolist()
+
+    def _expect_weight(self, weight: float) -> None:
+        """Let gradients be divided by this total weight on their way; if it turns out another, once more after."""
+        self._expected_weight = weight
+        self._scale = torch.tensor(1 / weight, dtype=torch.float64)  # multiplies twice as quickly as a number would
+
+    def _check(self, tally: Tally) -> None:
+        if tally.num_gave_up:
+            one = tally.one_that_gave_up
+            who = f"rank {one}" if one is not None else f"{tally.num_gave_up} ranks"
+            raise GradientError(
+                f"{who} gave up the backward pass of this step (an exception was caught there): its gradients are "
+                "missing, so no rank may use this step's; catch the exception on every rank and call zero_grad()"
+            )
+        if not tally.is_in_step:
+            raise GradientError(
+                f"rank {self._carrier.rank}: ranks exchange gradients of different steps or backward passes; every "
+                "rank must call zero_grad(), backward() and step() equally often (backward(None) where it has no "
+                "data), and change requires_grad or parameter groups in the same step"
+            )
+        if tally.is_mixed:
+            raise UsageError(
+                f"rank {self._carrier.rank}: some ranks gave their loss a weight and others did not; give it on all "
+                "of them, and call backward(None) of each optimizer on those that have no samples"
+            )

@@ -1,0 +1,25 @@
+"""What some tests need and not every machine has; each skip says what is missing and how to get it."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+
+def needs(there: bool, reason: str) -> pytest.MarkDecorator:
+    """Skip a test, with a reason, where what it needs isn't there."""
+    return pytest.mark.skipif(not there, reason=reason)
+
+
+MPIEXEC = Path(sys.prefix, "bin", "mpiexec")
+
+compiler = needs(shutil.which("g++") is not None, "needs g++, for torch.compile writes C++: apt-get install g++")
+linux = needs(sys.platform == "linux", "needs Linux: it looks into /proc")
+mpich = needs(
+    MPIEXEC.exists() and importlib.util.find_spec("mpi4py") is not None,
+    "needs mpiexec and mpi4py in this environment: pip install 'renkei[mpi]'",
+)

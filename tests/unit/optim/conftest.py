@@ -1,0 +1,1 @@
+from exactness.conftest import _torch_is_warm as _torch_is_warm

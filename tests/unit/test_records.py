@@ -1,0 +1,147 @@
+"""A run's folder tells from the start who takes part, and at every moment what has been measured."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import renkei
+from renkei.communicators.communicator import Communicator
+from renkei.errors import UsageError
+from renkei.testing import run_on_ranks
+from renkei.training.records import RunRecord
+from renkei.training.run_dir import create, new_run_dir
+
+SETTINGS = {"recipe": "digits", "epochs": 2}
+
+
+def read_run(run_dir: Path) -> dict[str, Any]:
+    return json.loads((run_dir / "run.json").read_text(), parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))
+
+
+def read_lines(run_dir: Path, rank: int) -> list[dict[str, Any]]:
+    text = (run_dir / f"rank-{rank}.jsonl").read_text()
+    return [
+        json.loads(line, parse_constant=lambda word: pytest.fail(f"{word} is no JSON")) for line in text.splitlines()
+    ]
+
+
+def leave(run_dir: Path, size: int, result: dict[str, Any]) -> None:
+    """Ranks that record three steps and a result."""
+
+    def body(comm: Communicator) -> None:
+        record = RunRecord(run_dir, comm, SETTINGS)
+        for step in range(3):
+            record.write("progress", step=step, rank=comm.rank)
+        comm.barrier()
+        record.finish(result)
+
+    run_on_ranks(size, body)
+
+
+def check_who_takes_part(run_dir: Path, size: int) -> None:
+    run = read_run(run_dir)
+    host = socket.gethostname()
+    assert run["ranks"] == [{"rank": at, "host": host, "pid": os.getpid(), "device": "cpu"} for at in range(size)]
+    assert run["world_size"] == size
+    assert run["settings"] == SETTINGS
+    assert run["communicator"] == "flat/gloo"
+    assert run["versions"]["renkei"] == renkei.__version__
+    assert "result" not in run
+
+
+def check_lines_of_ranks(run_dir: Path, size: int) -> None:
+    for rank in range(size):
+        lines = read_lines(run_dir, rank)
+        assert [(line["kind"], line["step"], line["rank"]) for line in lines] == [
+            ("progress", at, rank) for at in range(3)
+        ]
+        assert all(line["time"] > 0 for line in lines)
+
+
+# -- run.json and rank-R.jsonl ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_who_takes_part_is_told_from_the_start(tmp_path: Path, size: int) -> None:
+    def body(comm: Communicator) -> None:
+        record = RunRecord(tmp_path / "new" / "run", comm, SETTINGS)
+        comm.barrier()
+        check_who_takes_part(tmp_path / "new" / "run", size)
+        comm.barrier()
+        record.finish({})
+
+    run_on_ranks(size, body)
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_each_rank_has_a_file_of_its_own_and_rank_0_writes_the_result(tmp_path: Path, size: int) -> None:
+    leave(tmp_path, size, {"top1": 0.5, "loss": math.nan})
+    check_lines_of_ranks(tmp_path, size)
+    assert read_run(tmp_path)["result"] == {"top1": 0.5, "loss": None}
+    assert {path.name for path in tmp_path.iterdir()} == {"run.json", *(f"rank-{rank}.jsonl" for rank in range(size))}
+
+
+def check_lines_are_there_at_once(run_dir: Path) -> None:
+    def body(comm: Communicator) -> None:
+        record = RunRecord(run_dir, comm, SETTINGS)
+        try:
+            for step in range(3):
+                record.write("progress", step=step, loss=math.inf)
+                assert [line["step"] for line in read_lines(run_dir, 0)] == list(range(step + 1))
+        finally:
+            record.finish({})
+
+    run_on_ranks(1, body)
+
+
+def test_a_line_is_there_as_soon_as_it_is_written(tmp_path: Path) -> None:
+    check_lines_are_there_at_once(tmp_path)
+    assert read_lines(tmp_path, 0)[0]["loss"] is None
+
+
+# -- the folder ---------------------------------------------------------------------------------------------------
+
+
+def test_no_two_runs_have_the_same_folder() -> None:
+    folders = {new_run_dir("digits") for _ in range(20)}
+    assert len(folders) == 20
+    assert {folder.parent for folder in folders} == {Path("runs")}
+    assert all("_digits_" in folder.name for folder in folders)
+
+
+def test_a_folder_that_is_there_already_will_do(tmp_path: Path) -> None:
+    create(tmp_path / "a" / "b")
+    create(tmp_path / "a" / "b")
+    assert (tmp_path / "a" / "b").is_dir()
+
+
+def test_a_folder_that_cannot_be_made_is_a_mistake_of_the_user(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match="can't be made: Not a directory; choose another"):
+        create(tmp_path / "file" / "run")
+    with pytest.raises(UsageError, match="can't be made: File exists"):
+        run_on_ranks(1, lambda comm: RunRecord(tmp_path / "file", comm, {}))
+
+
+# -- the checks see what is wrong ---------------------------------------------------------------------------------
+
+
+def test_red_twin_lines_that_wait_for_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    waiting: list[Any] = []
+    monkeypatch.setattr(RunRecord, "write", lambda self, kind, **values: waiting.append(values))
+    with pytest.raises(AssertionError):
+        check_lines_are_there_at_once(tmp_path)
+
+
+def test_red_twin_ranks_that_all_give_rank_0s_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Communicator, "all_gather_object", lambda self, obj: [obj] * self.size)
+    leave(tmp_path, 2, {})
+    with pytest.raises(AssertionError):
+        check_who_takes_part(tmp_path, 2)
