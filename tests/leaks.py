@@ -19,8 +19,8 @@ _SHARED_MEMORY = Path("/dev/shm")
 _PR_SET_CHILD_SUBREAPER = 36
 _PATIENCE = 3.0  # seconds for what is already ending to end
 
-# Set by pytest for each phase, and by scikit-learn when it is imported.
-_NOT_OURS = ("PYTEST_CURRENT_TEST", "KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK")
+# Set by pytest for each phase, by scikit-learn when it is imported, by torch when it first might compile.
+_NOT_OURS = ("PYTEST_CURRENT_TEST", "KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK", "TORCHINDUCTOR_CACHE_DIR")
 _HELPERS_OF_PYTHON = ("multiprocessing.resource_tracker", "multiprocessing.forkserver", "loky.backend")
 
 _VARIABLE = "environment variable"

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from exactness.one_process import build
 from renkei.communicators.communicator import Communicator
 from renkei.data.datasets import ImageDataset, digits
-from renkei.errors import UsageError
+from renkei.data.scatter import scatter_dataset
+from renkei.errors import MismatchError, UsageError
 from renkei.models.convnet import ConvNet, perceptron
 from renkei.testing import run_on_ranks
 from renkei.training import evaluation
@@ -88,6 +89,30 @@ def test_the_result_has_the_same_bits_on_any_number_of_ranks(length: int, batch_
 @pytest.mark.parametrize(("length", "batch_size"), AWKWARD)
 def test_the_result_is_that_of_a_plain_loop(length: int, batch_size: int) -> None:
     check_equal_to_a_plain_loop(3, length, batch_size)
+
+
+def test_a_scattered_dataset_is_evaluated_whole() -> None:
+    def body(model: nn.Module, comm: Communicator) -> dict[str, float]:
+        dataset = scatter_dataset(some_digits(101), comm, shuffle=True, seed=0)
+        return evaluate(model, dataset, comm, batch_size=16, metrics=METRICS)
+
+    assert on_ranks(3, body) == evaluated(1, 101, 16) * 3
+
+
+def test_ranks_with_different_samples_are_told_so() -> None:
+    def body(model: nn.Module, comm: Communicator) -> str:
+        with pytest.raises(MismatchError) as caught:
+            evaluate(model, some_digits(5 + comm.rank), comm, batch_size=2, metrics=METRICS)
+        return str(caught.value)
+
+    (text,) = set(on_ranks(2, body))
+    assert "rank 0: 5 in batches of 2, rank 1: 6 in batches of 2" in text
+
+
+def test_a_metric_that_is_a_mean_over_the_batch_is_refused() -> None:
+    metrics = {"loss": nn.functional.cross_entropy}
+    with pytest.raises(UsageError, match=r"'loss' gives a tensor of shape \[\] for 64 samples.*reduction='none'"):
+        on_ranks(1, lambda model, comm: evaluate(model, some_digits(100), comm, batch_size=64, metrics=metrics))
 
 
 @pytest.mark.parametrize("fails", [False, True])

@@ -196,7 +196,7 @@ def test_a_rank_that_only_joins_has_the_mean_after_synchronize() -> None:
 
 # -- uneven shares the loader knows of --------------------------------------------------------------------------------
 
-UNEVEN = Share((3, 3, 0), always_equal=False)
+UNEVEN = Share((3, 3, 0), uneven=(0, 3))
 
 
 @pytest.mark.parametrize("last_rank", ["plain", "joins"])
@@ -204,7 +204,7 @@ def test_a_plain_backward_pass_of_an_uneven_batch_is_refused_on_all_ranks(last_r
     def train(comm: Communicator) -> tuple[BaseException | None, bool]:
         model, optimizer = start(comm)
         before = values(model)
-        comm.share = UNEVEN
+        comm.shares["a loader"] = UNEVEN
 
         def step() -> None:
             optimizer.zero_grad()
@@ -216,7 +216,7 @@ def test_a_plain_backward_pass_of_an_uneven_batch_is_refused_on_all_ranks(last_r
 
     for error, unchanged in on_ranks(3, train):
         assert isinstance(error, UnevenBatchError)
-        assert "3, 3, 0" in str(error)
+        assert "ranks get 0 or 3 samples" in str(error)
         assert "optimizer.backward(loss, weight=len(x))" in str(error)
         assert unchanged
 
@@ -225,11 +225,11 @@ def test_training_can_go_on_with_weights_after_an_uneven_batch_was_refused() -> 
     def train(comm: Communicator) -> float:
         weight = nn.Parameter(torch.zeros(1))
         optimizer = MultiNodeOptimizer(sgd([weight]), comm)
-        comm.share = Share((1, 2, 1), always_equal=False)
+        comm.shares["a loader"] = Share((1, 2, 1), uneven=(1, 2))
         with pytest.raises(UnevenBatchError):
             (weight * comm.rank).sum().backward()
         optimizer.zero_grad()
-        optimizer.backward((weight * comm.rank).sum(), weight=comm.share.sizes[comm.rank])
+        optimizer.backward((weight * comm.rank).sum(), weight=comm.shares["a loader"].sizes[comm.rank])
         return float(weight.grad)
 
     assert on_ranks(3, train) == [1.0] * 3
@@ -238,7 +238,7 @@ def test_training_can_go_on_with_weights_after_an_uneven_batch_was_refused() -> 
 def test_a_last_batch_that_will_be_uneven_is_refused_at_the_first() -> None:
     def train(comm: Communicator) -> BaseException | None:
         model, _ = start(comm)
-        comm.share = Share((2, 2), always_equal=False)
+        comm.shares["a loader"] = Share((2, 2), uneven=(1, 2))
         return error_of(loss_of(model, INPUTS, TARGET).backward)
 
     assert all(isinstance(error, UnevenBatchError) for error in on_ranks(2, train))
@@ -247,7 +247,7 @@ def test_a_last_batch_that_will_be_uneven_is_refused_at_the_first() -> None:
 def test_an_even_share_needs_no_weights() -> None:
     def train(comm: Communicator) -> BaseException | None:
         model, _ = start(comm)
-        comm.share = Share((3, 3), always_equal=True)
+        comm.shares["a loader"] = Share((3, 3), uneven=None)
         return error_of(loss_of(model, INPUTS, TARGET).backward)
 
     assert on_ranks(2, train) == [None, None]

@@ -235,7 +235,7 @@ def test_red_twin_the_mean_of_ranks_means(monkeypatch: pytest.MonkeyPatch) -> No
         return dict(zip(metrics, (total[:-1] / total[-1]).tolist(), strict=True))
 
     def over_all_ranks(self: trainer_module.WeightedMeans, comm: Communicator) -> dict[str, float]:
-        mine = self._sums / self._sums[-1].clamp(min=1)
+        mine = torch.zeros(3, dtype=torch.float64) if self._sums is None else self._sums / self._sums[-1]
         return mean_of_means(self._metrics, comm.all_reduce(mine))
 
     monkeypatch.setattr(trainer_module.WeightedMeans, "over_all_ranks", over_all_ranks)

@@ -61,7 +61,7 @@ class Communicator(ABC):
     Attributes:
         topology: where this rank stands.
         options: as given.
-        share: how a `renkei.DataLoader` cut the batch it gave last; None without one.
+        shares: by `renkei.DataLoader`, how it cut the batch that is out.
     """
 
     name: str
@@ -69,7 +69,7 @@ class Communicator(ABC):
     def __init__(self, store: dist.Store, *, rank: int, nodes: Sequence[Hashable], options: Options) -> None:
         self.topology = Topology.from_nodes(rank, nodes)
         self.options = options
-        self.share: Share | None = None
+        self.shares: dict[object, Share] = {}
         self._nodes = tuple(nodes)
         self._store = store
         self._children: list[Communicator] = []

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from functools import partial
+from collections.abc import Callable, Iterator
+from dataclasses import fields
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader as TorchLoader
-from torch.utils.data import IterableDataset
+from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from renkei.communicators.communicator import Communicator
 from renkei.data.by_batch import ByBatch, Collate
 from renkei.data.scatter import ScatteredDataset
-from renkei.data.sharding import Dealer, Indices
-from renkei.data.streams import rank_seed, seed_default_generators
-from renkei.errors import UsageError
+from renkei.data.sharding import Dealer, Indices, Share
+from renkei.data.streams import batch_seed, seed_default_generators
+from renkei.errors import MismatchError, UsageError
 from renkei.nested import map_tensors
 
 
@@ -25,19 +25,26 @@ class DataLoader:
 
     The global batch is the contract: batch k has the same samples whatever the number of ranks, and this rank gets
     its slice. Slices differ by at most one sample and may be empty (an empty batch has tensors of length 0). Nothing
-    is dropped: the last batch of an epoch may be smaller. How a batch was cut is in ``comm.share`` while it is out.
+    is dropped: the last batch of an epoch may be smaller. Making a loader is a collective operation.
 
     Args:
         dataset: what `scatter_dataset` returned, or a dataset, dealt in its own order unless `shuffle`.
         comm: the ranks.
         global_batch_size: samples in a batch, over all ranks.
-        shuffle, seed: for a dataset that isn't scattered.
+        shuffle, seed: for a dataset that isn't scattered; by default False and 0.
         collate_fn: makes a batch of a list of samples; by default the dataset's ``batch`` or torch's own way.
-        num_workers, options: for `torch.utils.data.DataLoader`.
+        num_workers, worker_init_fn, prefetch_factor, multiprocessing_context, timeout: for
+            `torch.utils.data.DataLoader`. Workers' default random generators are seeded for each batch.
+        pin_memory: whether batches pass through pinned memory; by default where the rank computes on a GPU.
 
     Attributes:
         samples: how many samples have been given to all ranks together since the first epoch began. It is all the
             state there is.
+        share: how the batch that is out was cut; None between epochs.
+
+    Raises:
+        MismatchError: ranks make different loaders.
+        UsageError: there is nothing to load.
     """
 
     def __init__(
@@ -46,18 +53,26 @@ class DataLoader:
         comm: Communicator,
         *,
         global_batch_size: int,
-        shuffle: bool = False,
-        seed: int = 0,
+        shuffle: bool | None = None,
+        seed: int | None = None,
         collate_fn: Collate | None = None,
         num_workers: int = 0,
-        **options: Any,
+        worker_init_fn: Callable[[int], object] | None = None,
+        prefetch_factor: int | None = None,
+        multiprocessing_context: Any = None,
+        timeout: float = 0.0,
+        pin_memory: bool | None = None,
     ) -> None:
         if isinstance(dataset, IterableDataset):
             raise UsageError("an IterableDataset can't be dealt by index; use one with __getitem__ and __len__")
         if global_batch_size < 1:
             raise UsageError(f"global_batch_size is {global_batch_size}, but must be at least 1")
-        fixed = False
+        fixed, example = False, 0
         if isinstance(dataset, ScatteredDataset):
+            if shuffle is not None or seed is not None:
+                raise UsageError("shuffle and seed go to scatter_dataset, not to the loader of what that returned")
+            if dataset.fixed and len(dataset):
+                example = int(dataset.indices[0])  # the others' samples may lie on other nodes
             shuffle, seed, fixed, dataset = dataset.shuffle, dataset.seed, dataset.fixed, dataset.dataset
         if len(dataset) == 0:
             raise UsageError("the dataset is empty")
@@ -66,13 +81,22 @@ class DataLoader:
             num_examples=len(dataset),
             global_batch_size=global_batch_size,
             num_ranks=comm.size,
-            shuffle=shuffle,
-            seed=seed,
+            shuffle=bool(shuffle),
+            seed=seed or 0,
             fixed=fixed,
         )
+        _check_alike(comm, self.dealer)
         self.samples = 0
-        self._dataset = ByBatch(dataset, collate_fn)
-        self._num_workers, self._options = num_workers, options
+        self.share: Share | None = None
+        self._by_batch = ByBatch(dataset, collate_fn, example=example)
+        self._options = {
+            "num_workers": num_workers,
+            "worker_init_fn": worker_init_fn,
+            "prefetch_factor": prefetch_factor,
+            "multiprocessing_context": multiprocessing_context,
+            "timeout": timeout,
+            "pin_memory": comm.device.type == "cuda" if pin_memory is None else pin_memory,
+        }
         self._continues = False
         if comm.rank == 0 and comm.size > 1:
             print(f"renkei: {self.describe()}", file=sys.stderr, flush=True)
@@ -104,11 +128,16 @@ class DataLoader:
             self.samples = -(-self.samples // num_examples) * num_examples
         self._continues = False
         epoch, start = divmod(self.samples, num_examples)
-        for at, batch in enumerate(self._load(epoch, start), start // self.dealer.global_batch_size):
-            share = self.dealer.share(at)
-            self.comm.share = share
-            self.samples += sum(share.sizes)
-            yield map_tensors(self._to_device, batch)
+        first = start // self.dealer.global_batch_size
+        for at, batch in enumerate(self._load(epoch, start), first):
+            self.share = self.dealer.share(at)
+            self.samples += sum(self.share.sizes)
+            self.comm.shares[self] = self.share
+            try:
+                yield map_tensors(self._to_device, batch)
+            finally:
+                self.comm.shares.pop(self, None)
+                self.share = None
 
     def state_dict(self) -> dict[str, int]:
         """The position: the same on every rank, and for any number of ranks."""
@@ -130,17 +159,14 @@ class DataLoader:
         self._continues = True
 
     def _load(self, epoch: int, start: int) -> Iterator[Any]:
-        rank = self.comm.rank
-        generator = torch.Generator().manual_seed(rank_seed(self.dealer.seed, rank=rank, epoch=epoch))
+        rank, seed = self.comm.rank, self.dealer.seed
+        batches = enumerate(self.dealer.deal(rank, epoch, start), start // self.dealer.global_batch_size)
         return iter(
             TorchLoader(
-                self._dataset,
-                sampler=_Batches(self.dealer, rank, epoch, start),
+                _SeededBatches(self._by_batch, seed=seed, rank=rank, epoch=epoch),
+                sampler=batches,
                 batch_size=None,
-                num_workers=self._num_workers,
-                generator=generator,
-                worker_init_fn=partial(_seed_worker, self.dealer.seed, rank, epoch),
-                pin_memory=self.comm.device.type == "cuda",
+                generator=torch.Generator().manual_seed(0),  # else numbers are drawn from the model's
                 **self._options,
             )
         )
@@ -149,19 +175,25 @@ class DataLoader:
         return tensor.to(self.comm.device, non_blocking=True)
 
 
-class _Batches:
-    """A sampler whose samples are batches of indices."""
+class _SeededBatches(Dataset[Any]):
+    """The batches of an epoch by number and indices; a worker makes each with random numbers of its own."""
 
-    def __init__(self, dealer: Dealer, rank: int, epoch: int, start: int) -> None:
-        self._place = (rank, epoch, start)
-        self._dealer = dealer
+    def __init__(self, by_batch: ByBatch, *, seed: int, rank: int, epoch: int) -> None:
+        self._by_batch, self._seed, self._rank, self._epoch = by_batch, seed, rank, epoch
 
-    def __iter__(self) -> Iterator[Indices]:
-        return self._dealer.deal(*self._place)
+    def __getitem__(self, at: tuple[int, Indices]) -> Any:
+        number, indices = at
+        if get_worker_info() is not None:  # in this process, the model's own generators would be seeded
+            seed_default_generators(batch_seed(self._seed, rank=self._rank, epoch=self._epoch, batch=number))
+        return self._by_batch[indices]
 
-    def __len__(self) -> int:
-        return self._dealer.batches_per_epoch
 
-
-def _seed_worker(seed: int, rank: int, epoch: int, worker: int) -> None:
-    seed_default_generators(rank_seed(seed, rank=rank, worker=worker + 1, epoch=epoch))
+def _check_alike(comm: Communicator, dealer: Dealer) -> None:
+    for rank, its in enumerate(dealers := comm.all_gather_object(dealer)):
+        for name in (field.name for field in fields(dealer)):
+            found, expected = getattr(its, name), getattr(dealers[0], name)
+            if found != expected:
+                raise MismatchError(
+                    f"rank {rank} has made a loader with {name}={found} where rank 0 has {name}={expected}; make the "
+                    "same one on every rank"
+                )

@@ -72,7 +72,8 @@ def scatter_dataset(
     """
     if broadcast:
         dataset = comm.broadcast_object(dataset, root)
-    lengths = comm.all_gather_object(None if dataset is None else len(dataset))  # type: ignore[arg-type]
+    ways = comm.all_gather_object((None if dataset is None else len(dataset), shuffle, fixed))  # type: ignore[arg-type]
+    lengths = [length for length, _, _ in ways]
     if None in lengths:
         raise UsageError(
             f"rank {lengths.index(None)} has no dataset; pass it on every rank, or broadcast=True to send it from "
@@ -81,6 +82,8 @@ def scatter_dataset(
     if len(set(lengths)) > 1:
         listing = ", ".join(f"rank {rank}: {length}" for rank, length in enumerate(lengths))
         raise MismatchError(f"ranks have datasets of different lengths ({listing}); give all the same samples")
+    if len(set(ways)) > 1:
+        raise MismatchError("ranks give scatter_dataset different values of shuffle or fixed; give the same on all")
     if lengths[0] == 0:
         raise UsageError("the dataset is empty")
     seed = comm.broadcast_object(secrets.randbits(31) if seed is None else seed, root)

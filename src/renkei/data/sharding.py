@@ -21,11 +21,11 @@ class Share:
 
     Attributes:
         sizes: samples by rank.
-        always_equal: whether in no batch of the epoch ranks get different numbers of samples.
+        uneven: fewest and most samples of a rank in the epoch's first batch in which they differ; None without any.
     """
 
     sizes: tuple[int, ...]
-    always_equal: bool
+    uneven: tuple[int, int] | None
 
 
 def shard_range(num_examples: int, *, rank: int, size: int, equal: bool = False) -> range:
@@ -80,8 +80,9 @@ class Dealer:
         numel = min(self.global_batch_size, self.num_examples - begin)
         sizes = tuple(len(self._positions(begin, numel, rank)) for rank in range(self.num_ranks))
         num_full, last = divmod(self.num_examples, self.global_batch_size)
-        full_is_equal = self.global_batch_size % self.num_ranks == 0 or num_full == 0
-        return Share(sizes, full_is_equal and last % self.num_ranks == 0)
+        batches = [self.global_batch_size, last] if num_full else [last]
+        uneven = [(each // self.num_ranks, each // self.num_ranks + 1) for each in batches if each % self.num_ranks]
+        return Share(sizes, next(iter(uneven), None))
 
     def order(self, epoch: int) -> Indices:
         """The samples in the order in which an epoch's batches are cut from it."""

@@ -1,7 +1,9 @@
-"""Random numbers by name: one stream that all ranks share, one for each rank and worker.
+"""Random numbers by name: one stream that all ranks share, one for each rank,
+and one for each batch that a data worker makes.
 
 Where ranks must do alike (initial weights, the order of samples) they draw from the shared stream; where they must
-not (dropout, augmentation) from their own. Seeds are hashes of what names the stream, so streams don't overlap as
+not (dropout, augmentation) from their own. A batch has its own stream, so that it is the same however many workers
+there are and wherever training began. Seeds are hashes of what names the stream, so streams don't overlap as
 seed + rank would with the next seed's.
 """
 
@@ -19,9 +21,14 @@ def shared_seed(seed: int, *where: int) -> int:
     return _hash("shared", seed, *where)
 
 
-def rank_seed(seed: int, *, rank: int, worker: int = 0, epoch: int = 0) -> int:
-    """The seed, of 63 bits, of one rank's (and one of its data workers') stream in an epoch."""
-    return _hash("rank", seed, rank, worker, epoch)
+def rank_seed(seed: int, *, rank: int) -> int:
+    """The seed, of 63 bits, of one rank's own stream."""
+    return _hash("rank", seed, rank)
+
+
+def batch_seed(seed: int, *, rank: int, epoch: int, batch: int) -> int:
+    """The seed, of 63 bits, of the stream with which a data worker makes one rank's part of a batch."""
+    return _hash("batch", seed, rank, epoch, batch)
 
 
 def seed_default_generators(seed: int) -> None:

@@ -255,10 +255,11 @@ class MultiNodeOptimizer(Optimizer):
         return [[p.requires_grad for p in parameters], [p.dtype for p in parameters], [p.device for p in parameters]]
 
     def _check_equal_batches(self) -> None:
-        share = self._users_comm.share
-        if share is not None and not share.always_equal:
-            raise UnevenBatchError(
-                f"ranks get different numbers of samples ({', '.join(map(str, share.sizes))} of a full batch, or fewer "
-                "of the last), so their mean losses must not count equally; in place of loss.backward(), call "
-                "optimizer.backward(loss, weight=len(x)), or choose a global batch size that divides evenly"
-            )
+        for share in self._users_comm.shares.values():
+            if share.uneven is not None:
+                fewest, most = share.uneven
+                raise UnevenBatchError(
+                    f"of some batches in an epoch, ranks get {fewest} or {most} samples, so their mean losses must not "
+                    "count equally; in place of loss.backward(), call optimizer.backward(loss, weight=len(x)), or let "
+                    "the number of ranks divide both the global batch size and the number of samples"
+                )

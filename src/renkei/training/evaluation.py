@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from renkei.communicators.communicator import Communicator
 from renkei.data.by_batch import ByBatch
-from renkei.errors import UsageError
+from renkei.data.scatter import ScatteredDataset
+from renkei.errors import MismatchError, UsageError
 from renkei.training.metrics import Metric, as_means, sums
 
 
@@ -26,9 +27,17 @@ def evaluate(
 ) -> dict[str, float]:
     """Each metric's mean over a dataset of (input, target) pairs, on every rank.
 
-    Buffers must be alike on all ranks: call `pool_batch_norm` before.
+    Args:
+        model: must be alike on all ranks; for its batch-norm statistics, call `pool_batch_norm` before.
+        dataset: all of it, the same on every rank (or what `scatter_dataset` made of it).
+        batch_size: samples the model gets at once; the last bits of the result depend on it, not on the ranks.
+        metrics: each gives one value for each sample of a batch.
+
+    Raises:
+        MismatchError: ranks have datasets of different lengths or give different batch sizes.
+        UsageError: the dataset is empty, or a metric gives something else than a value for each sample.
     """
-    rows = [torch.zeros(0, len(metrics) + 1, dtype=torch.float64)]
+    rows = [torch.zeros(0, len(metrics) + 1, dtype=torch.float64, device=comm.device)]
     with _evaluating(model):
         for inputs, target, _ in _own_batches(dataset, comm, batch_size):
             rows.append(sums(metrics, model(inputs), target).unsqueeze(0))
@@ -39,7 +48,7 @@ def evaluate(
 def predict(model: nn.Module, dataset: Any, comm: Communicator, *, batch_size: int) -> Tensor:
     """The model's output for every sample, in the order of the dataset, on every rank.
 
-    For metrics that no mean of per-sample values gives (average precision, BLEU, AUC).
+    For metrics that no mean of per-sample values gives (average precision, BLEU, AUC). Arguments as for `evaluate`.
     """
     outputs, ids = [], [np.zeros(0, np.int64)]
     with _evaluating(model):
@@ -72,7 +81,13 @@ def gather_by_sample(comm: Communicator, ids: Tensor, values: Tensor) -> Tensor:
 
 
 def _own_batches(dataset: Any, comm: Communicator, batch_size: int) -> Iterator[tuple[Tensor, Tensor, Any]]:
-    """Every `comm.size`-th batch of inputs and targets."""
+    """Every `comm.size`-th batch of inputs and targets, and which samples they are."""
+    if isinstance(dataset, ScatteredDataset):
+        dataset = dataset.dataset  # here it is dealt in whole batches
+    cuts = comm.all_gather_object((len(dataset), batch_size))
+    if len(set(cuts)) > 1:
+        listing = ", ".join(f"rank {rank}: {length} in batches of {size}" for rank, (length, size) in enumerate(cuts))
+        raise MismatchError(f"ranks evaluate on different samples ({listing}); give all of them to every rank")
     if batch_size < 1:
         raise UsageError(f"batch_size is {batch_size}, but must be at least 1")
     if len(dataset) == 0:

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from renkei.communicators.communicator import Communicator
+from renkei.errors import UsageError
 
-# From a batch's output and target, one value for each sample.
+# From a batch's output and target, a vector of one value for each sample.
 Metric = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -32,22 +33,32 @@ class WeightedMeans:
 
     def reset(self) -> None:
         """Forget all samples."""
-        self._sums = torch.zeros(len(self._metrics) + 1, dtype=torch.float64)
+        self._sums: Tensor | None = None
 
     @torch.no_grad()
     def update(self, output: Tensor, target: Tensor) -> None:
-        """Count a batch."""
-        self._sums += sums(self._metrics, output, target)
+        """Count a batch. Nothing waits for a GPU to finish."""
+        more = sums(self._metrics, output, target)
+        self._sums = more if self._sums is None else self._sums + more
 
     def over_all_ranks(self, comm: Communicator) -> dict[str, float]:
         """The means over the samples of all ranks; NaN if there were none. A collective operation."""
-        return as_means(self._metrics, comm.all_reduce(self._sums))
+        none = torch.zeros(len(self._metrics) + 1, dtype=torch.float64, device=comm.device)
+        return as_means(self._metrics, comm.all_reduce(none if self._sums is None else self._sums))
 
 
 def sums(metrics: Mapping[str, Metric], output: Tensor, target: Tensor) -> Tensor:
-    """For a batch, each metric's sum over samples in fp64, and at the end the number of samples; on the CPU."""
-    values = [metric(output, target).double().sum() for metric in metrics.values()]
-    return torch.stack([*values, torch.tensor(float(len(target)), dtype=torch.float64, device=output.device)]).cpu()
+    """For a batch, each metric's sum over samples in fp64, and at the end the number of samples; where they lie."""
+    totals = output.new_full((len(metrics) + 1,), len(target), dtype=torch.float64)
+    for at, (name, metric) in enumerate(metrics.items()):
+        values = metric(output, target)
+        if values.shape != (len(target),):
+            raise UsageError(
+                f"metric {name!r} gives a tensor of shape {list(values.shape)} for {len(target)} samples, but must "
+                "give one value for each of them (reduction='none'), for means of batches don't add up"
+            )
+        totals[at] = values.double().sum()
+    return totals
 
 
 def as_means(metrics: Mapping[str, Metric], total: Tensor) -> dict[str, float]:

@@ -125,8 +125,7 @@ class Trainer:
             yield piece_of_inputs, piece_of_target, at == len(pieces)
 
     def _set_learning_rate(self) -> None:
-        share = self.loader.comm.share
-        assert share is not None
-        samples_before = self.loader.samples - sum(share.sizes)
+        assert self.loader.share is not None
+        samples_before = self.loader.samples - sum(self.loader.share.sizes)
         for group in self.optimizer.param_groups:
             group["lr"] = self._schedule(samples_before / self.loader.dealer.num_examples)

@@ -15,7 +15,8 @@ from renkei.communicators.communicator import Communicator
 from renkei.data.loader import DataLoader
 from renkei.data.scatter import scatter_dataset
 from renkei.data.sharding import Dealer, Indices, permutation
-from renkei.errors import UsageError
+from renkei.errors import MismatchError, UnevenBatchError, UsageError
+from renkei.optim.multi_node import MultiNodeOptimizer
 from renkei.testing import run_on_ranks
 
 every_size = pytest.mark.parametrize("size", [1, 2, 3, 4])
@@ -84,12 +85,15 @@ def test_epochs_advance_by_themselves_and_batches_do_not_depend_on_ranks(size: i
 def test_share_is_right_while_its_batch_is_out(size: int) -> None:
     def body(comm: Communicator) -> None:
         loader = DataLoader(range(43), comm, global_batch_size=8)
-        assert comm.share is None
+        assert loader.share is None
         for _ in range(2):
             for at, batch in enumerate(loader):
-                assert comm.share == loader.dealer.share(at)
-                assert len(batch) == comm.share.sizes[comm.rank]
+                assert loader.share == loader.dealer.share(at)
+                assert comm.shares == {loader: loader.share}
+                assert len(batch) == loader.share.sizes[comm.rank]
             assert at == len(loader) - 1
+            assert loader.share is None
+            assert comm.shares == {}
 
     run_on_ranks(size, body)
 
@@ -166,6 +170,69 @@ def test_the_users_collate_fn_is_used_also_where_the_dataset_makes_batches() -> 
     assert [batch.tolist() for batch in run_on_ranks(2, body)] == [[0, 1, 2], [3, 4]]
 
 
+class OnlyMine:
+    """Samples that one rank can't read lie with another."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+
+    def __len__(self) -> int:
+        return 5
+
+    def __getitem__(self, at: int) -> int:
+        assert at % 3 == self.rank, f"rank {self.rank} reads sample {at}"
+        return at
+
+
+def test_an_empty_share_of_samples_that_lie_elsewhere_is_made_of_an_own_one() -> None:
+    def body(comm: Communicator) -> list[list[int]]:
+        dataset = scatter_dataset(OnlyMine(comm.rank), comm, fixed=True)
+        return [batch.tolist() for batch in DataLoader(dataset, comm, global_batch_size=2)]
+
+    assert run_on_ranks(3, body) == [[[0], [3], []], [[1], [], [4]], [[], [2], []]]
+
+
+# -- several loaders ----------------------------------------------------------------------------------------------
+
+
+def plain_step(comm: Communicator) -> None:
+    weight = torch.nn.Parameter(torch.zeros(1))
+    optimizer = MultiNodeOptimizer(torch.optim.SGD([weight], lr=0.1), comm)
+    weight.sum().backward()
+    optimizer.step()
+
+
+def test_the_uneven_batch_of_any_loader_that_is_out_is_seen() -> None:
+    def body(comm: Communicator) -> None:
+        uneven = DataLoader(range(10), comm, global_batch_size=3)
+        even = DataLoader(range(12), comm, global_batch_size=4)
+        for _ in zip(uneven, even, strict=False):
+            with pytest.raises(UnevenBatchError, match="ranks get 1 or 2 samples"):
+                plain_step(comm)
+
+    run_on_ranks(2, body)
+
+
+def test_a_loop_that_has_ended_says_nothing_about_other_batches() -> None:
+    def body(comm: Communicator) -> None:
+        for _ in DataLoader(range(10), comm, global_batch_size=3):
+            pass
+        plain_step(comm)
+
+    run_on_ranks(2, body)
+
+
+def test_ranks_that_make_different_loaders_are_told_the_first_difference() -> None:
+    def body(comm: Communicator) -> str:
+        with pytest.raises(MismatchError) as caught:
+            DataLoader(range(10), comm, global_batch_size=4, shuffle=True, seed=comm.rank // 2)
+        return str(caught.value)
+
+    assert set(run_on_ranks(3, body)) == {
+        "rank 2 has made a loader with seed=1 where rank 0 has seed=0; make the same one on every rank"
+    }
+
+
 # -- what it says and refuses -------------------------------------------------------------------------------------
 
 
@@ -188,6 +255,9 @@ MISTAKES: dict[str, Callable[[Communicator], object]] = {
     "global_batch_size is 0, but must be at least 1": lambda comm: DataLoader([1], comm, global_batch_size=0),
     "global_batch_size is -3": lambda comm: DataLoader([1], comm, global_batch_size=-3),
     "the dataset is empty": lambda comm: DataLoader([], comm, global_batch_size=2),
+    "shuffle and seed go to scatter_dataset": lambda comm: DataLoader(
+        scatter_dataset(range(4), comm), comm, global_batch_size=2, shuffle=True
+    ),
 }
 
 

@@ -80,8 +80,8 @@ def test_share_is_right_after_a_state_is_loaded() -> None:
         loader = create(comm, 43, 8)
         loader.load_state_dict({"samples": 43 + 24})
         for at, share in enumerate(loader, 3):
-            assert comm.share == loader.dealer.share(at)
-            assert comm.share.sizes[comm.rank] == len(share)
+            assert loader.share == loader.dealer.share(at)
+            assert loader.share.sizes[comm.rank] == len(share)
         assert loader.samples == 86
 
     run_on_ranks(3, body)

@@ -116,6 +116,11 @@ def test_different_lengths_are_listed_on_all_ranks() -> None:
     }
 
 
+def test_different_ways_of_dealing_are_refused_on_all_ranks() -> None:
+    errors = refusals(3, lambda comm: scatter_dataset(letters(5), comm, shuffle=comm.rank == 1, seed=0))
+    assert {type(error) for error in errors} == {MismatchError}
+
+
 @every_size
 def test_an_empty_dataset_is_refused(size: int) -> None:
     errors = refusals(size, lambda comm: scatter_dataset([], comm))

@@ -10,14 +10,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from renkei.data.streams import rank_seed, seed_default_generators, shared_seed
+from renkei.data.streams import batch_seed, rank_seed, seed_default_generators, shared_seed
 
 NAMES = st.tuples(st.integers(0, 5), st.integers(0, 5), st.integers(0, 5), st.integers(0, 5))
 
 
 def seed_of(name: tuple[int, int, int, int]) -> int:
-    seed, rank, worker, epoch = name
-    return rank_seed(seed, rank=rank, worker=worker, epoch=epoch)
+    seed, rank, epoch, batch = name
+    return batch_seed(seed, rank=rank, epoch=epoch, batch=batch)
 
 
 @settings(deadline=None)
@@ -28,24 +28,26 @@ def test_streams_of_different_names_differ(one: tuple[int, int, int, int], other
 
 def test_no_two_of_many_streams_collide() -> None:
     names = [
-        (seed, rank, worker, epoch)
+        (seed, rank, epoch, batch)
         for seed in range(5)
         for rank in range(40)
-        for worker in range(5)
         for epoch in range(5)
+        for batch in range(5)
     ]
     seeds = {seed_of(name) for name in names}
     seeds |= {shared_seed(seed, *where) for seed in range(5) for where in [(), (0,), (1,), (0, 0), (0, 1)]}
-    assert len(seeds) == len(names) + 25
+    seeds |= {rank_seed(seed, rank=rank) for seed in range(5) for rank in range(40)}
+    assert len(seeds) == len(names) + 25 + 200
 
 
 def test_seeds_are_what_they_always_were() -> None:
     assert shared_seed(0) == 4687786671339450999
     assert shared_seed(0, 1) == 1433723040163775682
-    assert rank_seed(0, rank=0) == 1554758172412650861
-    assert rank_seed(0, rank=1) == 2051024592866470249
-    assert rank_seed(1, rank=0) == 5276183605560002157
-    assert rank_seed(0, rank=0, worker=1, epoch=2) == 433436324052790178
+    assert rank_seed(0, rank=0) == 409693835246926987
+    assert rank_seed(0, rank=1) == 853108786945526892
+    assert rank_seed(1, rank=0) == 2416002237027240023
+    assert batch_seed(0, rank=0, epoch=0, batch=0) == 5873171400497004975
+    assert batch_seed(0, rank=1, epoch=2, batch=3) == 3087975972743483179
 
 
 def test_numpys_integers_name_the_same_stream() -> None:
@@ -74,6 +76,6 @@ def test_the_generators_of_python_numpy_and_torch_are_seeded() -> None:
 
 
 def test_red_twin_seed_plus_rank_makes_streams_meet(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(globals(), "rank_seed", lambda seed, *, rank, worker, epoch: seed + rank + worker + epoch)
+    monkeypatch.setitem(globals(), "batch_seed", lambda seed, *, rank, epoch, batch: seed + rank + epoch + batch)
     with pytest.raises(AssertionError):
         test_no_two_of_many_streams_collide()
