@@ -10,8 +10,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from renkei.communicators.communicator import Communicator, Options
+from renkei.communicators.communicator import Communicator
 from renkei.communicators.factory import COMMUNICATORS
+from renkei.communicators.options import Options
 from renkei.errors import UsageError
 from renkei.names import check_known
 

@@ -81,6 +81,8 @@ class CommunicatorContract:
             messages.check_kinds_are_kept,
             messages.check_tags,
             messages.check_objects_go_round,
+            messages.check_kinds_that_do_not_fit,
+            messages.check_another_default_device,
         ],
     )
     def test_messages(self, size: int, check: Callable[..., Any]) -> None:
@@ -136,6 +138,7 @@ class CommunicatorContract:
             membership.check_duplicate,
             membership.check_sums_of_descendants_do_not_meet,
             membership.check_closed,
+            membership.check_dropped_descendants_are_let_go,
             membership.check_copies,
         ],
     )

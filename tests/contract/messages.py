@@ -14,7 +14,7 @@ import torch
 from contract.values import DTYPES, LAYOUTS, SHAPES, Unchanged, assert_same, numbers
 from renkei.communicators import collectives, objects
 from renkei.communicators.communicator import Communicator
-from renkei.errors import RenkeiError, UsageError
+from renkei.errors import MismatchError, PeerLostError, RenkeiError, UsageError
 
 
 def _neighbours(comm: Communicator) -> tuple[int, int]:
@@ -94,6 +94,39 @@ def check_wrong_peers(comm: Communicator) -> None:
     with pytest.raises(RenkeiError):
         comm.send(torch.zeros(3, dtype=torch.float8_e8m0fnu), (comm.rank + 1) % comm.size)
     assert time.monotonic() - begin < 1
+
+
+def check_kinds_that_do_not_fit(comm: Communicator) -> None:
+    """What receives the other kind of message says so; who sent it is left when the receiver ends."""
+    previous, following = _neighbours(comm)
+    if comm.rank == 0:
+        with pytest.raises(PeerLostError):
+            comm.send(torch.zeros(3), following)
+    elif comm.rank == 1:
+        with pytest.raises(MismatchError, match="rank 0 has sent something with send, but what send_object sends was"):
+            comm.recv_object(previous)
+        comm.close()
+
+
+def check_another_default_device(comm: Communicator) -> None:
+    """What a script sets as its default is no matter for tensors that say where they are."""
+    cpu = {"device": "cpu"}
+    previous, following = _neighbours(comm)
+    with torch.device("meta"):
+        mine = torch.full((3,), float(comm.rank), **cpu)
+        assert comm.all_reduce(mine).tolist() == [comm.size * (comm.size - 1) / 2] * 3
+        assert comm.broadcast(mine, comm.size - 1).tolist() == [comm.size - 1.0] * 3
+        assert [each.tolist() for each in comm.all_gather(mine)] == [[float(r)] * 3 for r in range(comm.size)]
+        assert comm.all_to_all([mine] * comm.size)[-1].tolist() == [comm.size - 1.0] * 3
+        assert comm.scatter([mine] * comm.size if comm.rank == 0 else None).tolist() == [0.0] * 3
+        assert comm.all_gather_object(comm.rank) == list(range(comm.size))
+        assert comm.broadcast_object("object") == "object"
+        if comm.rank == 0:
+            comm.send(mine, following)
+            comm.send_object(0, following)
+        if comm.rank == 1:
+            assert comm.recv(previous).tolist() == [0.0] * 3
+            assert comm.recv_object(previous) == 0
 
 
 @dataclass

@@ -87,6 +87,8 @@ WRONG: dict[str, Call] = {
     "reduce_scatter, sum of float8": lambda comm: comm.reduce_scatter(
         [numbers(0, dtype=torch.float8_e4m3fn)] * comm.size
     ),
+    "all_reduce, on no device": lambda comm: comm.all_reduce(numbers(0).to("meta")),
+    "broadcast_into, one on no device": lambda comm: comm.broadcast_into([numbers(0), numbers(0).to("meta")]),
     "all_gather, unknown dtype": lambda comm: comm.all_gather(torch.zeros(3, dtype=torch.float8_e8m0fnu)),
     "broadcast_object, not picklable": lambda comm: comm.broadcast_object(lambda: None, comm.size - 1),
     "all_gather_object, not picklable": lambda comm: comm.all_gather_object(lambda: None),
@@ -156,6 +158,10 @@ MISMATCHED: dict[str, Call] = {
     "dtype broadcast into": _last(
         lambda comm: comm.broadcast_into([torch.zeros(3), torch.zeros(5)]),
         lambda comm: comm.broadcast_into([torch.zeros(3), torch.zeros(5, dtype=torch.float64)]),
+    ),
+    "the last of many broadcast into": _last(
+        lambda comm: comm.broadcast_into([torch.zeros(3)] * 101),
+        lambda comm: comm.broadcast_into([torch.zeros(3)] * 100 + [torch.zeros(5)]),
     ),
     "a call skipped": _last(
         lambda comm: [comm.all_reduce(torch.zeros(5)), comm.broadcast_object()], lambda comm: comm.broadcast_object()

@@ -239,7 +239,7 @@ def test_gradients_are_exchanged_once_in_every_step_but_the_first(name: str) -> 
 
 
 def test_red_twin_nested_passes_taken_for_outermost_ones_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("renkei.gradients.reducer.is_nested", lambda parameter: False)
+    monkeypatch.setattr("renkei.gradients.backward_pass.is_nested", lambda parameter: False)
     with pytest.raises(AssertionError):
         check_one_exchange_a_step("a block twice")
 

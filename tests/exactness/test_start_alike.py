@@ -255,3 +255,31 @@ def test_red_twin_a_structure_that_is_not_compared_is_seen(monkeypatch: pytest.M
     monkeypatch.setattr(initial_state, "_first_difference", lambda mine, roots: None)
     with pytest.raises(AssertionError):
         mismatch(2, another_name_on_rank_1)
+
+
+def test_a_state_of_another_dtype_than_its_parameter_keeps_it() -> None:
+    def on_rank(comm: Communicator) -> list[Tensor]:
+        weight = nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
+        inner = torch.optim.SGD([weight], lr=0.1, momentum=0.9)
+        inner.state[weight]["momentum_buffer"] = torch.tensor([1.0, 2.0, 1.0 + 2**-20]) * (comm.rank == 0)
+        return [MultiNodeOptimizer(inner, comm).state[weight]["momentum_buffer"]]
+
+    by_rank = on_ranks(NUM_RANKS, on_rank)
+    assert by_rank[0][0].dtype == torch.float32
+    assert_same_bits(by_rank)
+    assert by_rank[0][0].tolist() == [1.0, 2.0, 1.0 + 2**-20]
+
+
+def test_a_scripts_default_device_is_no_matter() -> None:
+    def on_rank(comm: Communicator) -> list[Tensor]:
+        model = build(mlp, seed=comm.rank)
+        inputs, target = samples(6, seed=comm.rank, dtype=torch.float32)
+        with torch.device("meta"):
+            optimizer = MultiNodeOptimizer(torch.optim.AdamW(model.parameters()), comm, model=model)
+            for _ in range(3):
+                optimizer.zero_grad()
+                optimizer.backward(loss_of(model, inputs, target), weight=6)
+                optimizer.step()
+        return values(model)
+
+    assert_same_bits(on_ranks(NUM_RANKS, on_rank))

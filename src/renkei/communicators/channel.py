@@ -14,7 +14,8 @@ from torch import Tensor
 from renkei.communicators.headers import Header, first_misfit, problem_with
 from renkei.errors import DeadlineError, MismatchError, PeerLostError, RenkeiError, UsageError
 
-_TEXT = 1024  # bytes in which a rank says what is wrong
+_EXCERPT = 300  # characters of a long call that are shown
+_CPU = torch.device("cpu")
 _ADDED_IN_32_BITS = (torch.float16, torch.bfloat16)
 
 
@@ -73,7 +74,7 @@ class Pending:
 
 def translate(error: RuntimeError, *, rank: int, doing: str) -> RenkeiError:
     """Renkei's error for one that torch raised while this rank was `doing` something with others."""
-    text = str(error).splitlines()[0]
+    text = next(iter(str(error).splitlines()), type(error).__name__)
     if "imed out" in text or "imeout" in text:
         return DeadlineError(f"rank {rank} waited too long for other ranks in {doing}: {text}")
     if "onnection" in text or "peer" in text or "roken pipe" in text:
@@ -104,7 +105,7 @@ class Channel:
 
     def check_open(self) -> None:
         """Raise `UsageError` if this was closed, also where no message would be needed."""
-        assert self.group is not None
+        _ = self.group
 
     def close(self) -> None:
         """Drop the connections, also if somebody still holds what was on its way, an exception's traceback say."""
@@ -155,17 +156,20 @@ class Channel:
             raise UsageError(f"rank {refused[0]}: {headers[refused[0]].operation}: {problems[refused[0]]}")
         if misfit is not None:
             calls = self._all_texts(mine.describe(tensors))
+            rank_0s, its = _where_they_differ(calls[0], calls[misfit])
             raise MismatchError(
-                f"rank 0 calls {calls[0]}; rank {misfit} calls {calls[misfit]}; all ranks must call the same "
-                "collectives in the same order, with tensors that fit"
+                f"rank 0 calls {rank_0s}; rank {misfit} calls {its}; all ranks must call the same collectives in the "
+                "same order, with tensors that fit"
             )
         return headers
 
     def _all_texts(self, text: str) -> list[str]:
-        """Every rank's text, cut off where it is long: all ranks know that something is wrong and say what."""
-        data = torch.frombuffer(bytearray(text.encode()[:_TEXT].ljust(_TEXT, b"\0")), dtype=torch.uint8)
-        gathered = self.all_gather_equal(data, "explaining an error")
-        return [bytes(each.tolist()).rstrip(b"\0").decode(errors="ignore") for each in gathered]
+        """Every rank's text: all ranks know that something is wrong and say what."""
+        encoded = text.encode()
+        lengths = self.all_gather_equal(torch.tensor([len(encoded)], device=_CPU), "explaining an error")
+        padded = encoded.ljust(max(int(length) for length in lengths), b"\0")
+        gathered = self.all_gather_equal(torch.frombuffer(bytearray(padded), dtype=torch.uint8), "explaining an error")
+        return [bytes(each.tolist()).rstrip(b"\0").decode() for each in gathered]
 
     # -- messages -------------------------------------------------------------------------------------------------
 
@@ -182,28 +186,33 @@ class Channel:
         self.check_open()
         if self.size == 1:
             return Pending([])
-        return self._pending(self._backend(tensor).allreduce([tensor], _REDUCTIONS[reduction]), doing)
+        return self._start(lambda: self._backend(tensor).allreduce([tensor], _REDUCTIONS[reduction]), doing)
 
     def start_broadcast(self, tensor: Tensor, root: int, doing: str) -> Pending:
         """Replace `tensor` by that of `root`."""
         options = dist.BroadcastOptions()
         options.rootRank = root
-        return self._pending(self._backend(tensor).broadcast([tensor], options), doing)
+        return self._start(lambda: self._backend(tensor).broadcast([tensor], options), doing)
 
     def start_send(self, tensor: Tensor, dest: int, tag: int, doing: str) -> Pending:
         """Send to one rank."""
-        return self._pending(self._backend(tensor).send([tensor], dest, tag), doing)
+        sent = tensor.cpu() if self._needs_host_memory(tensor) else tensor
+        return self._start(lambda: self._backend(sent).send([sent], dest, tag), doing)
 
     def start_recv(self, tensor: Tensor, source: int, tag: int, doing: str) -> Pending:
         """Receive into `tensor` from one rank."""
-        return self._pending(self._backend(tensor).recv([tensor], source, tag), doing)
+        if not self._needs_host_memory(tensor):
+            return self._start(lambda: self._backend(tensor).recv([tensor], source, tag), doing)
+        received = torch.empty_like(tensor, device=_CPU)
+        pending = self._start(lambda: self._backend(received).recv([received], source, tag), doing)
+        return Pending([pending], afterwards=lambda: tensor.copy_(received))
 
     def all_gather_equal(self, tensor: Tensor, doing: str) -> list[Tensor]:
         """Every rank's tensor, which has the same shape and dtype everywhere."""
         if self.size == 1:
             return [tensor.clone()]
         outputs = [torch.empty_like(tensor) for _ in range(self.size)]
-        self._pending(self._backend(tensor).allgather([outputs], [tensor]), doing).wait()
+        self._start(lambda: self._backend(tensor).allgather([outputs], [tensor]), doing).wait()
         return outputs
 
     def all_to_all_split(
@@ -214,16 +223,33 @@ class Channel:
         if self.size == 1:
             output.copy_(tensor)
         else:
-            work = self._backend(tensor).alltoall_base(
-                output, tensor, list(recv_sizes), list(send_sizes), dist.AllToAllOptions()
-            )
-            self._pending(work, doing).wait()
+            sizes = (list(recv_sizes), list(send_sizes))
+            options = dist.AllToAllOptions()
+            self._start(lambda: self._backend(tensor).alltoall_base(output, tensor, *sizes, options), doing).wait()
         return list(output.split(list(recv_sizes)))
 
-    def _pending(self, work: dist.Work, doing: str) -> Pending:
-        pending = Pending([work], rank=self.rank, doing=doing)
+    def _needs_host_memory(self, tensor: Tensor) -> bool:
+        """Whether the backend would send from a GPU's addresses as if they were the host's: Gloo does, to one rank."""
+        return tensor.device.type != "cpu" and self._backend(tensor).name() == "gloo"
+
+    def _start(self, operation: Callable[[], dist.Work], doing: str) -> Pending:
+        try:
+            pending = Pending([operation()], rank=self.rank, doing=doing)
+        except RuntimeError as error:  # some backends notice at once that a rank has gone
+            raise translate(error, rank=self.rank, doing=doing) from None
         self._on_their_way.add(pending)
         return pending
+
+
+def _where_they_differ(one: str, other: str) -> tuple[str, str]:
+    """Two texts as they are, or what of them is near their first difference if they are long."""
+    first = next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), 0)
+    begin = max(0, first - _EXCERPT // 2)
+
+    def excerpt(text: str) -> str:
+        return ("... " if begin else "") + text[begin : begin + _EXCERPT] + (" ..." if text[begin + _EXCERPT :] else "")
+
+    return (one, other) if max(len(one), len(other)) <= _EXCERPT else (excerpt(one), excerpt(other))
 
 
 def milliseconds(seconds: float) -> timedelta:

@@ -14,6 +14,7 @@ from torch import Tensor
 from renkei.communicators.channel import Channel
 from renkei.communicators.headers import REDUCTIONS, problem_with
 
+CPU = torch.device("cpu")  # said where it is meant: a script may have set another default
 CHUNK = 2**30  # bytes of one message: MPI counts in 32-bit integers, and nothing is gained by more
 
 _CARRIERS = {
@@ -61,18 +62,19 @@ def reduce_scatter(channel: Channel, tensors: Sequence[Tensor], reduction: str) 
 
 def broadcast(channel: Channel, tensor: Tensor | None, root: int, device: torch.device) -> Tensor:
     """The root's tensor, on every rank; what the others pass is not looked at."""
-    is_root = channel.rank == root
-    problem = check_root(channel, root) or ("the root must pass a tensor" if is_root and tensor is None else None)
-    mine = [tensor] if is_root and tensor is not None else None
-    headers = channel.agree("broadcast", mine, root=root, problem=problem)
-    header = headers[root]
+    problem = check_root(channel, root)
+    if problem is None and channel.rank == root:
+        problem = problem_with([tensor])
+    mine = tensor if channel.rank == root else None
+    header = channel.agree("broadcast", None if mine is None else [mine], root=root, problem=problem)[root]
     assert header.dtype is not None
-    shape = torch.tensor(tensor.shape if mine and tensor is not None else [0] * header.ndim, dtype=torch.int64)
+    shape = torch.tensor([0] * header.ndim if mine is None else mine.shape, dtype=torch.int64, device=CPU)
     if header.ndim:
         channel.start_broadcast(shape, root, "broadcast's shape").wait()
-    result = tensor.detach().clone(memory_format=torch.contiguous_format) if mine and tensor is not None else None
-    if result is None:
+    if mine is None:
         result = torch.empty(shape.tolist(), dtype=header.dtype, device=device)
+    else:
+        result = mine.detach().to(device, copy=True, memory_format=torch.contiguous_format)
     broadcast_bytes(channel, as_bytes(result), root, "broadcast")
     return result
 
@@ -128,8 +130,9 @@ def scatter(channel: Channel, tensors: Sequence[Tensor] | None, root: int, devic
     headers = channel.agree("scatter", mine, root=root, problem=problem)
     dtype, ndim = headers[root].dtype, headers[root].ndim
     assert dtype is not None
-    described = torch.zeros(channel.size, 1 + ndim, dtype=torch.int64)
+    described = torch.zeros(channel.size, 1 + ndim, dtype=torch.int64, device=CPU)
     if mine is not None:
+        mine = [tensor.to(device) for tensor in mine]
         for row, tensor in zip(described, mine, strict=True):
             _describe(tensor, row)
     channel.start_broadcast(described, root, "scatter's shapes").wait()
@@ -153,7 +156,7 @@ def all_to_all(channel: Channel, tensors: Sequence[Tensor]) -> tuple[Tensor, ...
     problem = _check_one_for_each_rank(channel, tensors)
     headers = channel.agree("all_to_all", tensors, same_dtype=True, problem=problem)
     ndim = max(header.ndim for header in headers)
-    described = torch.zeros(channel.size, 1 + ndim, dtype=torch.int64)
+    described = torch.zeros(channel.size, 1 + ndim, dtype=torch.int64, device=CPU)
     for row, tensor in zip(described, tensors, strict=True):
         _describe(tensor, row)
     row_sizes = [1 + ndim] * channel.size
@@ -269,13 +272,13 @@ def _check_one_for_each_rank(channel: Channel, tensors: Sequence[Tensor] | None)
         return f"needs one tensor for each of the {channel.size} ranks, but got {count}"
     if problem := problem_with(tensors):
         return problem
-    dtypes = {tensor.dtype for tensor in tensors}
-    return None if len(dtypes) == 1 else f"tensors must share one dtype, but have {sorted(map(str, dtypes))}"
+    kinds = {f"{tensor.dtype} on {tensor.device}" for tensor in tensors}
+    return None if len(kinds) == 1 else f"tensors must share one dtype and device, but have {', '.join(sorted(kinds))}"
 
 
 def _describe(tensor: Tensor, row: Tensor) -> None:
     row[0] = tensor.dim()
-    row[1 : 1 + tensor.dim()] = torch.tensor(tensor.shape, dtype=torch.int64)
+    row[1 : 1 + tensor.dim()] = torch.tensor(tensor.shape, dtype=torch.int64, device=CPU)
 
 
 def _shape_of(row: Tensor) -> torch.Size:
@@ -284,6 +287,6 @@ def _shape_of(row: Tensor) -> torch.Size:
 
 
 def _all_gather_shapes(channel: Channel, tensor: Tensor, ndim: int) -> list[torch.Size]:
-    row = torch.zeros(1 + ndim, dtype=torch.int64)
+    row = torch.zeros(1 + ndim, dtype=torch.int64, device=CPU)
     _describe(tensor, row)
     return [_shape_of(each) for each in channel.all_gather_equal(row, "exchange of shapes")]

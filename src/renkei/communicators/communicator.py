@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import operator
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
@@ -17,31 +18,11 @@ from renkei.communicators import collectives, objects, point_to_point
 from renkei.communicators.barrier import Barrier
 from renkei.communicators.channel import Channel, Pending
 from renkei.communicators.groups import check_one_rank_per_gpu, create_group, device_identity
+from renkei.communicators.options import Options
 from renkei.data.sharding import Share
-from renkei.errors import UsageError
+from renkei.errors import MismatchError, UsageError
 from renkei.gradients.buckets import BucketSizes
 from renkei.topology import Topology
-
-CPU = torch.device("cpu")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """What a communicator is configured with; `split` and `duplicate` keep it.
-
-    Attributes:
-        backend: "gloo" or "nccl".
-        device: where this rank computes, and where what it receives is put.
-        address: of this host, as the other ranks reach it.
-        timeout: seconds after which any wait for another rank fails.
-        bucket_sizes: how gradients are cut into messages; None for what suits device and topology.
-    """
-
-    backend: str = "gloo"
-    device: torch.device = CPU
-    address: str = "127.0.0.1"
-    timeout: float = 300.0
-    bucket_sizes: BucketSizes | None = None
 
 
 class Communicator(ABC):
@@ -72,7 +53,7 @@ class Communicator(ABC):
         self.shares: dict[object, Share] = {}
         self._nodes = tuple(nodes)
         self._store = store
-        self._children: list[Communicator] = []
+        self._children: weakref.WeakSet[Communicator] = weakref.WeakSet()
         self._num_descendants = 0
         group = create_group(
             store,
@@ -87,8 +68,20 @@ class Communicator(ABC):
         self._channel = Channel(group, rank=rank, size=len(nodes))
         self._barrier = Barrier(store, rank=rank, size=len(nodes))
         self._barrier.wait(options.timeout)  # so that none ends, and closes connections, while another is connecting
-        if options.backend == "nccl":
-            check_one_rank_per_gpu(self.all_gather_object(device_identity(options.device)))
+        self._check_alike()
+
+    def _check_alike(self) -> None:
+        """Raise on every rank if some would talk in another way than others, or over the same GPU with NCCL."""
+        mine = f"{self.name}/{self.options.backend} on {self.device.type}"
+        everyone = self.all_gather_object((mine, device_identity(self.device)))
+        for rank, (its, _) in enumerate(everyone):
+            if its != everyone[0][0]:
+                raise MismatchError(
+                    f"rank {rank} has made a communicator {its} where rank 0 has made {everyone[0][0]}; ask for the "
+                    "same on every rank, and look whether each rank sees its GPU"
+                )
+        if self.options.backend == "nccl":
+            check_one_rank_per_gpu([identity for _, identity in everyone])
 
     # -- the hole each algorithm fills ----------------------------------------------------------------------------
 
@@ -216,7 +209,7 @@ class Communicator(ABC):
 
     def send(self, data: Tensor | Sequence[Tensor], dest: int, tag: int = 0) -> None:
         """Send one tensor, or several of any shapes and dtypes, to a rank that calls `recv`."""
-        point_to_point.send(self._channel, data, dest, tag)
+        point_to_point.send(self._channel, data, dest, tag, self.device)
 
     def recv(self, source: int, tag: int = 0) -> Tensor | tuple[Tensor, ...]:
         """What `source` sends: a tensor, or a tuple if it sent a sequence."""
@@ -291,7 +284,7 @@ class Communicator(ABC):
             nodes=[self._nodes[rank] for rank in ranks],
             options=replace(self.options, **changes),
         )
-        self._children.append(child)
+        self._children.add(child)
         return child
 
     # -- life -----------------------------------------------------------------------------------------------------
@@ -301,9 +294,8 @@ class Communicator(ABC):
 
         Not a collective: ranks that still wait for this one get `PeerLostError`.
         """
-        for child in self._children:
+        for child in list(self._children):
             child.close()
-        self._children = []
         self._channel.close()
 
     def __enter__(self) -> Self:

@@ -20,7 +20,8 @@ DTYPES = [
     torch.int64, torch.bool, torch.complex64, torch.complex128, torch.complex32, torch.uint16, torch.uint32,
     torch.uint64, torch.float8_e4m3fn, torch.float8_e5m2,
 ]  # fmt: skip
-_NO_DTYPE = 255
+_DEVICES = ["cpu", "cuda"]
+_NONE = 255
 _OPERATIONS = [
     "all_reduce", "reduce_scatter", "broadcast", "broadcast_into", "all_gather", "gather", "scatter", "all_to_all",
     "broadcast_object", "all_gather_object", "gather_object", "scatter_object",
@@ -37,8 +38,9 @@ class Header:
         number: how many collectives this rank has called on the communicator, this one included.
         reduction: what is computed, for those that compute.
         dtype: of the first tensor this rank brings; None if it brings none.
+        device: the type of device that tensor is on.
         numel, ndim: how many elements all of them have together, and the largest number of dimensions.
-        tensors_hash: of their shapes and dtypes.
+        tensors_hash: of their shapes, dtypes and types of device.
         root: the rank that sends or receives, for those that have one.
         refused: the rank's arguments are wrong in themselves: nothing will follow.
     """
@@ -47,13 +49,14 @@ class Header:
     number: int
     reduction: str = "sum"
     dtype: torch.dtype | None = None
+    device: str | None = None
     numel: int = 0
     ndim: int = 0
     tensors_hash: int = 0
     root: int = 0
     refused: bool = False
 
-    layout: ClassVar[struct.Struct] = struct.Struct("<BBBBIQQII")
+    layout: ClassVar[struct.Struct] = struct.Struct("<BBBBBB2xIIQQ")
 
     @classmethod
     def of(
@@ -74,6 +77,7 @@ class Header:
             number=number,
             reduction=reduction,
             dtype=tensors[0].dtype,
+            device=tensors[0].device.type,
             numel=sum(tensor.numel() for tensor in tensors),
             ndim=max(tensor.dim() for tensor in tensors),
             tensors_hash=int.from_bytes(digest, "little"),
@@ -85,24 +89,26 @@ class Header:
         return self.layout.pack(
             _OPERATIONS.index(self.operation),
             REDUCTIONS.index(self.reduction),
-            _NO_DTYPE if self.dtype is None else DTYPES.index(self.dtype),
+            _NONE if self.dtype is None else DTYPES.index(self.dtype),
+            _NONE if self.device is None else _DEVICES.index(self.device),
             self.ndim,
+            self.refused,
             self.number % 2**32,
+            self.root,
             self.numel,
             self.tensors_hash,
-            self.root,
-            self.refused,
         )
 
     @classmethod
     def unpack(cls, data: bytes) -> Header:
         """The header these bytes were packed from."""
-        operation, reduction, dtype, ndim, number, numel, tensors_hash, root, refused = cls.layout.unpack(data)
+        operation, reduction, dtype, device, ndim, refused, number, root, numel, tensors_hash = cls.layout.unpack(data)
         return cls(
             operation=_OPERATIONS[operation],
             number=number,
             reduction=REDUCTIONS[reduction],
-            dtype=None if dtype == _NO_DTYPE else DTYPES[dtype],
+            dtype=None if dtype == _NONE else DTYPES[dtype],
+            device=None if device == _NONE else _DEVICES[device],
             numel=numel,
             ndim=ndim,
             tensors_hash=tensors_hash,
@@ -126,6 +132,8 @@ def problem_with(tensors: Sequence[object] | None) -> str | None:
             return f"needs dense tensors, but got one with layout {tensor.layout}; call its to_dense() first"
         if tensor.dtype not in DTYPES:
             return f"{tensor.dtype} can't be sent; view it as torch.uint8"
+        if tensor.device.type not in _DEVICES:
+            return f"needs tensors on {' or '.join(_DEVICES)}, but got one on {tensor.device}; move it with .to()"
     return None
 
 
@@ -134,11 +142,15 @@ def first_misfit(headers: Sequence[Header], *, same_tensors: bool, same_dtype: b
 
     def key(header: Header) -> tuple[object, ...]:
         tensors = (header.tensors_hash, header.numel, header.ndim) if same_tensors else ()
-        dtype = (header.dtype,) if same_dtype else ()
-        return (header.operation, header.number, header.reduction, header.root, *dtype, *tensors)
+        elements = (header.dtype, header.device) if same_dtype else ()
+        return (header.operation, header.number, header.reduction, header.root, *elements, *tensors)
 
     return next((rank for rank, header in enumerate(headers) if key(header) != key(headers[0])), None)
 
 
 def _list(tensors: Sequence[Tensor]) -> str:
-    return ", ".join(f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}" for tensor in tensors)
+    def describe(tensor: Tensor) -> str:
+        place = "" if tensor.device.type == "cpu" else f" on {tensor.device.type}"
+        return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}{place}"
+
+    return ", ".join(map(describe, tensors))

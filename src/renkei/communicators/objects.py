@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from renkei.communicators.channel import Channel
-from renkei.communicators.collectives import CHUNK, all_gather_bytes, broadcast_bytes, check_root
-from renkei.communicators.point_to_point import check_peer
+from renkei.communicators.collectives import CHUNK, CPU, all_gather_bytes, broadcast_bytes, check_root
+from renkei.communicators.point_to_point import OBJECT, check_peer, recv_envelope, send_envelope
 from renkei.errors import UsageError
 
-_NOTHING = torch.empty(0, dtype=torch.uint8)
+_NOTHING = torch.empty(0, dtype=torch.uint8, device=CPU)
 
 
 def broadcast_object(channel: Channel, obj: Any, root: int, chunk: int = CHUNK) -> Any:
@@ -26,7 +26,7 @@ def broadcast_object(channel: Channel, obj: Any, root: int, chunk: int = CHUNK) 
     mine = [data] if channel.rank == root else None
     headers = channel.agree("broadcast_object", mine, root=root, problem=check_root(channel, root) or problem)
     if channel.rank != root:
-        data = torch.empty(headers[root].numel, dtype=torch.uint8)
+        data = torch.empty(headers[root].numel, dtype=torch.uint8, device=CPU)
     broadcast_bytes(channel, data, root, "broadcast_object", chunk)
     return obj if channel.rank == root else _load(data)
 
@@ -82,9 +82,7 @@ def send_object(channel: Channel, obj: Any, dest: int, tag: int) -> None:
 def recv_object(channel: Channel, source: int, tag: int) -> Any:
     """Receive what `source` sends with `send_object`."""
     check_peer(channel, source, "source")
-    numel = torch.empty(1, dtype=torch.int64)
-    channel.start_recv(numel, source, tag, f"recv from rank {source}").wait()
-    return _load(_recv(channel, source, tag, int(numel)))
+    return _load(_recv(channel, source, tag, recv_envelope(channel, OBJECT, source, tag)))
 
 
 def _dump(obj: Any) -> tuple[Tensor, str | None]:
@@ -100,7 +98,7 @@ def _load(data: Tensor) -> Any:
 
 
 def _send_with_length(channel: Channel, data: Tensor, dest: int, tag: int) -> None:
-    channel.start_send(torch.tensor([data.numel()]), dest, tag, f"send to rank {dest}").wait()
+    send_envelope(channel, OBJECT, data.numel(), dest, tag)
     _send(channel, data, dest, tag)
 
 
@@ -110,7 +108,7 @@ def _send(channel: Channel, data: Tensor, dest: int, tag: int) -> None:
 
 
 def _recv(channel: Channel, source: int, tag: int, numel: int) -> Tensor:
-    data = torch.empty(numel, dtype=torch.uint8)
+    data = torch.empty(numel, dtype=torch.uint8, device=CPU)
     for piece in data.split(CHUNK):
         channel.start_recv(piece, source, tag, f"recv from rank {source}").wait()
     return data

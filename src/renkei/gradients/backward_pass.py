@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,9 +18,38 @@ _RUN = torch.autograd.graph._engine_run_backward.__code__
 _BAGGAGE = "renkei"
 
 
-def current_backward() -> int:
-    """A number that identifies the backward pass this thread is in."""
-    return torch._C._current_graph_task_id()
+class Endings:
+    """Notices when the backward passes that compute an exchange's gradients end.
+
+    Args:
+        ended: called with whether the pass that has ended was begun by another one; not called for such a pass if
+            the end of that other one will be noticed too.
+    """
+
+    def __init__(self, ended: Callable[[bool], None]) -> None:
+        self._ended = ended
+        self.restart()
+
+    def restart(self) -> None:
+        """The next exchange begins."""
+        self._noticed: set[int] = set()
+        self._is_outer_running = False
+
+    def notice(self, parameter: Tensor) -> None:
+        """Said in the backward pass that has just computed this parameter's gradient."""
+        backward = torch._C._current_graph_task_id()
+        if backward in self._noticed:
+            return
+        self._noticed.add(backward)
+        nested = is_nested(parameter)
+        self._is_outer_running |= not nested
+        when_it_ends(partial(self._on_end, nested))
+
+    def _on_end(self, nested: bool) -> None:
+        if not nested:
+            self._is_outer_running = False
+        if not self._is_outer_running:
+            self._ended(nested)
 
 
 def is_nested(parameter: Tensor) -> bool:

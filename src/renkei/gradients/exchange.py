@@ -126,7 +126,7 @@ class Exchange:
     def _vote(self, ballot: Ballot) -> None:
         self._ballot = ballot
         encoded = ballot.encode()
-        self._flat.tail.copy_(torch.tensor(encoded))
+        self._flat.tail.copy_(torch.tensor(encoded, device="cpu"))
         self._if_unanimous = [self._carrier.num_addends * value for value in encoded]
 
     def _await_sums(self) -> list[float]:
@@ -134,13 +134,15 @@ class Exchange:
         begin = time.perf_counter()
         for work in works:
             work.wait()
+        total = self._flat.tail.tolist()  # on a GPU, this is what waits
         self.waited += time.perf_counter() - begin
-        return self._flat.tail.tolist()
+        return total
 
     def _expect_weight(self, weight: float) -> None:
         """Let gradients be divided by this total weight on their way; if it turns out another, once more after."""
         self._expected_weight = weight
-        self._scale = torch.tensor(1 / weight, dtype=torch.float64)  # multiplies twice as quickly as a number would
+        # a tensor, which multiplies twice as quickly as a number would
+        self._scale = torch.tensor(1 / weight, dtype=torch.float64, device="cpu")
 
     def _check(self, tally: Tally) -> None:
         if tally.num_gave_up:

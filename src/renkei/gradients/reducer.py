@@ -8,43 +8,31 @@ backward pass ends every bucket is awaited and each parameter's ``.grad`` is the
 from __future__ import annotations
 
 import sys
+import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import partial
 
 from torch import Tensor
 from torch.nn import Parameter
 
 from renkei.errors import GradientError, UsageError
-from renkei.gradients.backward_pass import carried, carrying, current_backward, is_nested, when_it_ends
+from renkei.gradients.backward_pass import Endings, carried, carrying, when_it_ends
 from renkei.gradients.ballot import HEADER, Ballot
 from renkei.gradients.buckets import BucketSizes, plan_buckets
 from renkei.gradients.exchange import Carrier, Exchange
 from renkei.gradients.flat import size_of
 from renkei.gradients.readiness import Habits, LateGradientError, Learning, Readiness
-from renkei.gradients.step import Step
-
-
-@dataclass(eq=False)
-class _Backward:
-    """A backward pass whose end is known beforehand.
-
-    Attributes:
-        weight: what its loss was multiplied by; None if the loss is plain.
-        reducers: those whose gradients it computes.
-    """
-
-    weight: float | None
-    reducers: list[Reducer] = field(default_factory=list)
+from renkei.gradients.step import Backward, Step
 
 
 def _announce(reducer: weakref.ref[Reducer], at: int, parameter: Tensor) -> None:
     """Tell a reducer of a gradient. Weakly: Python can't see, and so not free, a cycle through a tensor's hook."""
     alive = reducer()
     if alive is not None:
-        alive._on_gradient(at, parameter)
+        with alive._lock:
+            alive._on_gradient(at, parameter)
 
 
 class Reducer:
@@ -94,7 +82,9 @@ class Reducer:
         self._is_armed = True
         self._place = 0  # counts what all ranks must do equally often
         self._step = Step()
-        self._backward: _Backward | None = None  # the last one that this took part in
+        self._endings = Endings(self._on_end_of_backward)
+        self._lock = threading.RLock()  # autograd has a thread for each device that parameters are on
+        self._backward: Backward | None = None  # the last one that this took part in
         self._has_told_of_waste = False
         self._hooks = [
             parameter.register_post_accumulate_grad_hook(partial(_announce, weakref.ref(self), at))
@@ -158,6 +148,7 @@ class Reducer:
     def take_over(self, other: Reducer) -> None:
         """Go on where `other` was, with the same or other parameters."""
         self._step, self._is_armed, self.accumulating = other._step, other._is_armed, other.accumulating
+        self._has_told_of_waste = other._has_told_of_waste
 
     @contextmanager
     def backward_of(self, weight: float | None) -> Iterator[None]:
@@ -167,7 +158,7 @@ class Reducer:
         """
         if not self._is_armed:
             raise UsageError("optimizer.backward() was called after step(): call optimizer.zero_grad() before it")
-        backward = _Backward(weight)
+        backward = Backward(weight)
         self._join(backward)
         with carrying(backward):
             yield
@@ -182,13 +173,8 @@ class Reducer:
         """Make sure ``.grad`` holds the mean; joins the others' exchange if none was begun on this rank."""
         if self._is_armed and not self._step.is_exchanged:
             self.finish()
-        elif self._step.stray is not None:
-            raise UsageError(
-                f"rank {self._carrier.rank}: {self._step.stray} got a gradient that was not exchanged, "
-                "for it came after step() and before zero_grad(), or after a weighted backward pass had ended the "
-                "exchange; call zero_grad() of this optimizer, not of the model, before each step's first backward "
-                "pass, and give each loss of a step its weight"
-            )
+        else:
+            self._step.check_no_stray(self._carrier.rank)
 
     def finish(self) -> None:
         """Send what has not left, await all of it, and let ``.grad`` be the mean over ranks."""
@@ -213,7 +199,7 @@ class Reducer:
             step.is_owing = True
             return
         self._begin(heard=True)
-        self._expect_the_end(parameter)
+        self._endings.notice(parameter)
         try:
             complete, may_leave = self._readiness.announce(at)
         except LateGradientError:
@@ -227,7 +213,7 @@ class Reducer:
         for bucket in may_leave:
             self._exchange.launch(bucket)
 
-    def _join(self, backward: _Backward) -> None:
+    def _join(self, backward: Backward) -> None:
         step = self._step
         if backward.weight is None:
             step.is_plain = True
@@ -244,21 +230,12 @@ class Reducer:
         self._backward = backward
         backward.reducers.append(self)
 
-    def _expect_the_end(self, parameter: Tensor) -> None:
-        backward = current_backward()
-        if backward not in self._step.backwards:
-            self._step.backwards.add(backward)
-            nested = is_nested(parameter)
-            self._step.is_outer_running |= not nested
-            when_it_ends(partial(self._on_end_of_backward, nested))
-
     def _on_end_of_backward(self, nested: bool) -> None:
         if carried() is not None:
             return  # `backward_of` sees to it
         if not nested:
-            self._step.is_outer_running = False
             self._readiness.end_of_backward()
-        elif self._step.is_outer_running or not self._readiness.may_be_all:
+        elif not self._readiness.may_be_all:
             return  # the pass around this one has more to come
         if self._exchange.is_open:
             self._send()
@@ -279,7 +256,7 @@ class Reducer:
     def _open(self, *, heard: bool) -> None:
         self._step.is_owing = False
         self._step.num_exchanges += 1
-        self._step.backwards, self._step.is_outer_running = set(), False
+        self._endings.restart()
         self._readiness.restart()
         self._exchange.begin(self._ballot(exchange=self._step.num_exchanges, weight=self._step.weight, heard=heard))
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from renkei.communicators.communicator import Communicator
 from renkei.errors import MismatchError
+from renkei.nested import map_tensors
 
 
 def describe(optimizer: torch.optim.Optimizer, names: Sequence[str], model: nn.Module | None) -> list[str]:
@@ -42,9 +43,10 @@ def check_alike(comm: Communicator, lines: Sequence[str]) -> None:
 def broadcast_state(comm: Communicator, optimizer: torch.optim.Optimizer, tensors: Sequence[Tensor]) -> None:
     """Make `tensors` and the optimizer's state and hyper-parameters on all ranks those of rank 0."""
     comm.broadcast_into(tensors)
-    state = comm.broadcast_object(_on_cpu(optimizer.state_dict()) if comm.rank == 0 else None)
+    state = comm.broadcast_object(map_tensors(_on_cpu, optimizer.state_dict()) if comm.rank == 0 else None)
     if comm.rank != 0:
         optimizer.load_state_dict(state)
+        _keep_dtypes(optimizer, state["state"])
 
 
 def tensors_of(optimizer: torch.optim.Optimizer, model: nn.Module | None) -> list[Tensor]:
@@ -63,7 +65,8 @@ def tensors_of(optimizer: torch.optim.Optimizer, model: nn.Module | None) -> lis
 def _line(kind: str, name: str, tensor: Tensor) -> str:
     dtype = str(tensor.dtype).removeprefix("torch.")
     gradient = "" if not isinstance(tensor, nn.Parameter) or tensor.requires_grad else " without gradient"
-    return f"{kind} {name}: {dtype}{list(tensor.shape)}{gradient}"
+    place = "" if tensor.device.type == "cpu" else f" on {tensor.device.type}"
+    return f"{kind} {name}: {dtype}{list(tensor.shape)}{place}{gradient}"
 
 
 def _first_difference(mine: Sequence[str], roots: Sequence[str]) -> tuple[str, str] | None:
@@ -74,12 +77,16 @@ def _first_difference(mine: Sequence[str], roots: Sequence[str]) -> tuple[str, s
     return None
 
 
-def _on_cpu(tree: Any) -> Any:
-    """A copy with tensors on the CPU: unpickling a GPU tensor would open the sender's GPU on every rank."""
-    if isinstance(tree, Tensor):
-        return tree.detach().cpu()
-    if isinstance(tree, dict):
-        return {key: _on_cpu(value) for key, value in tree.items()}
-    if isinstance(tree, (list, tuple)):
-        return type(tree)(_on_cpu(value) for value in tree)
-    return tree
+def _on_cpu(tensor: Tensor) -> Tensor:
+    """Unpickling a GPU tensor would open the sender's GPU on every rank."""
+    return tensor.detach().cpu()
+
+
+def _keep_dtypes(optimizer: torch.optim.Optimizer, states: dict[int, dict[str, Any]]) -> None:
+    """Undo what `load_state_dict` does to a state of another dtype than its parameter's: it rounds it to that."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    for number, state in states.items():
+        loaded = optimizer.state[parameters[number]]
+        for name, value in state.items():
+            if isinstance(value, Tensor) and value.dtype != loaded[name].dtype:
+                loaded[name] = value.to(loaded[name].device)

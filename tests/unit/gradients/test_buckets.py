@@ -179,6 +179,13 @@ def test_an_order_that_is_none_is_refused(order: list[int]) -> None:
         plan([gradient(1)] * 3, order)
 
 
+def test_gpus_of_different_numbers_have_the_same_plan() -> None:
+    on_gpu = [GradientSize(numel=9, itemsize=4, kind=f"cuda:{number}/float32", is_exact=True) for number in (0, 11)]
+    first, second = (plan([each, gradient(8)]) for each in on_gpu)
+    assert fingerprint(first) == fingerprint(second)
+    assert fingerprint(first) != fingerprint(plan([gradient(9), gradient(8)]))
+
+
 @pytest.mark.parametrize(
     "other",
     [
