@@ -20,7 +20,7 @@ def train_and_evaluate() -> tuple[list[Any], list[str]]:
 
     from renkei.data.datasets import digits, split
     from renkei.models.convnet import perceptron
-    from renkei.recipes.train import METRICS
+    from renkei.training.metrics import METRICS
 
     torch.set_num_threads(1)
     with renkei.create_communicator() as comm:

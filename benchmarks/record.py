@@ -15,21 +15,23 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 class Record:
-    """Collects runs and writes ``records/<date>_<name>/``: README.md and runs.jsonl."""
+    """Collects runs and writes ``records/<date>_<name>/``: README.md and, from the start, runs.jsonl."""
 
     def __init__(self, name: str) -> None:
         self._folder = ROOT / "records" / f"{time.strftime('%Y-%m-%d')}_{name}"
-        self._runs: list[dict[str, Any]] = []
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._runs = self._folder / "runs.jsonl"
+        self._runs.write_text("")
 
     def add(self, **run: Any) -> None:
         """Note one raw run, and show it."""
-        print(json.dumps(run), flush=True)
-        self._runs.append(run)
+        line = json.dumps(run)
+        print(line, flush=True)
+        with self._runs.open("a") as file:
+            file.write(line + "\n")
 
     def write(self, title: str, text: str) -> Path:
-        """Write the folder; `text` says what was found."""
-        self._folder.mkdir(parents=True, exist_ok=True)
-        (self._folder / "runs.jsonl").write_text("".join(json.dumps(run) + "\n" for run in self._runs))
+        """Write the README; `text` says what was found."""
         command = " ".join(["python", Path(sys.argv[0]).resolve().relative_to(ROOT).as_posix(), *sys.argv[1:]])
         parts = [f"# {title}", text, f"Command: `{command}`; raw runs in `runs.jsonl`.", describe_machine()]
         (self._folder / "README.md").write_text("\n\n".join(parts) + "\n")

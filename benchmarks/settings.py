@@ -17,8 +17,9 @@ from record import Record, table
 from renkei.data.datasets import ImageDataset, split
 from renkei.recipes import RECIPES
 from renkei.recipes.recipe import Recipe, Settings
-from renkei.recipes.train import METRICS, create_trainer
+from renkei.recipes.train import create_trainer
 from renkei.training.evaluation import evaluate
+from renkei.training.metrics import METRICS
 
 HELD_OUT = {"digits": 288, "fashion-mnist": 10_000}
 GRIDS: dict[str, dict[str, list[Any]]] = {

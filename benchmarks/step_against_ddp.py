@@ -32,9 +32,9 @@ def main() -> None:
             found.setdefault((result["model"], result["name"]), []).append(result)
     rows = []
     for (model, name), results in found.items():
-        ratios = sorted(result["ratio"] for result in results)
+        ratios = sorted(result["ratio"] for result in results if result["ratio"] is not None)
         middle = {key: statistics.median(result[key] for result in results) for key in ("median_ms", "exposed_ms")}
-        spread = f"{statistics.median(ratios):.3f} ({ratios[0]:.3f} to {ratios[-1]:.3f})"
+        spread = f"{statistics.median(ratios):.3f} ({ratios[0]:.3f} to {ratios[-1]:.3f})" if ratios else ""
         rows.append((model, name, f"{middle['median_ms']:.2f}", f"{middle['exposed_ms']:.2f}", spread))
     text = (
         f"Two ranks, one thread each, Gloo; {runs} runs, in each 30 turns of 8 steps per contestant in random order. "

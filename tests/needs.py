@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 
 def needs(there: bool, reason: str) -> pytest.MarkDecorator:
@@ -18,6 +19,7 @@ def needs(there: bool, reason: str) -> pytest.MarkDecorator:
 MPIEXEC = Path(sys.prefix, "bin", "mpiexec")
 
 compiler = needs(shutil.which("g++") is not None, "needs g++, for torch.compile writes C++: apt-get install g++")
+gpu = needs(torch.cuda.is_available(), "needs a GPU and a build of torch that uses it")
 linux = needs(sys.platform == "linux", "needs Linux: it looks into /proc")
 mpich = needs(
     MPIEXEC.exists() and importlib.util.find_spec("mpi4py") is not None,

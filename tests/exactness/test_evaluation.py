@@ -19,9 +19,8 @@ from renkei.models.convnet import ConvNet, perceptron
 from renkei.testing import run_on_ranks
 from renkei.training import evaluation
 from renkei.training.evaluation import evaluate, gather_by_sample, predict
-from renkei.training.metrics import cross_entropy, top1
+from renkei.training.metrics import METRICS
 
-METRICS = {"loss": cross_entropy, "top1": top1}
 SIZES = [1, 2, 3, 4]
 
 # samples and batch size: the last batch smaller, a single sample, fewer batches than ranks, one batch, many small ones

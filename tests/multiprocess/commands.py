@@ -34,6 +34,24 @@ def run(*command: str, cwd: Path, **variables: str) -> Outcome:
     return Outcome(done.returncode, done.stdout, done.stderr)
 
 
+def run_unread(*command: str, cwd: Path, **variables: str) -> Outcome:
+    """Run a command whose standard output nobody reads any more."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "wb") as closed:
+        done = subprocess.run(
+            command,
+            cwd=cwd,
+            env=os.environ | variables,
+            stdout=closed,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=PATIENCE,
+            check=False,
+        )
+    return Outcome(done.returncode, "", done.stderr)
+
+
 def train(*arguments: str, cwd: Path, **variables: str) -> Outcome:
     return run(RENKEI, "train", *arguments, cwd=cwd, **variables)
 

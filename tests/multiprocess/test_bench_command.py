@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 
 from multiprocess.commands import RENKEI, check_json_alone, run
+from renkei.bench.step import MODELS, default_group
+from renkei.cli import bench
+from renkei.communicators.communicator import Communicator
+from renkei.testing import run_on_ranks
 
-CONTESTANTS = ["no communication", "renkei", "ddp, 1 MiB buckets", "ddp, 4 MiB buckets", "ddp, 25 MiB buckets"]
+DDP = ["ddp, 1 MiB buckets", "ddp, 4 MiB buckets", "ddp, 25 MiB buckets"]
+CONTESTANTS = ["no communication", "all-reduce alone", "renkei", *DDP]
 
 
 def check_measurements(results: list[dict[str, Any]], contestants: list[str]) -> None:
@@ -22,8 +30,9 @@ def check_measurements(results: list[dict[str, Any]], contestants: list[str]) ->
         assert result["model"] == "perceptron"
         low, high = result["quartiles_ms"]
         assert 0 < low <= result["median_ms"] <= high
-        assert result["exposed_ms"] == pytest.approx(result["median_ms"] - alone, abs=0.002)
-        if peers:
+        is_step = result["name"] != "all-reduce alone"
+        assert result["exposed_ms"] == pytest.approx(result["median_ms"] - alone * is_step, abs=0.002)
+        if peers and is_step:
             assert result["ratio"] == pytest.approx(result["median_ms"] / min(peers), abs=0.001)
         else:
             assert result["ratio"] is None
@@ -41,20 +50,57 @@ def test_without_json_the_results_are_a_table(tmp_path: Path) -> None:
     assert outcome.code == 0, outcome.err
     heads, *rows = (re.split(" {2,}", line.strip()) for line in outcome.out.splitlines())
     assert heads == ["model", "who", "step, ms", "quartiles", "exposed, ms", "of best peer"]
-    assert [row[:2] for row in rows] == [["perceptron", name] for name in CONTESTANTS[:2]]
+    assert [row[:2] for row in rows] == [["perceptron", name] for name in CONTESTANTS[:3]]
     assert rows[0][4] == "0.00"
 
 
-def test_red_twin_a_ratio_to_nobody() -> None:
-    def measurement(name: str, median: float, ratio: float | None) -> dict[str, Any]:
-        exposed = median - 10
-        of = {"quartiles_ms": (median - 1, median + 1), "exposed_ms": exposed, "ratio": ratio, "model": "perceptron"}
-        return {"name": name, "median_ms": median, **of}
+def test_the_models_and_peers_that_the_command_names_are_those_there_are() -> None:
+    assert set(bench.MODELS) == set(MODELS)
+    assert set(bench.PEERS) == {name.split(",")[0] for name in DDP}
 
-    def measured(ratio: float | None) -> list[dict[str, Any]]:
-        medians = [10.0, 12.0, 16.0, 15.0, 18.0]
-        return [measurement(name, each, ratio and each / 15) for name, each in zip(CONTESTANTS, medians, strict=True)]
 
-    check_measurements(measured(1.0), CONTESTANTS)
-    with pytest.raises((AssertionError, TypeError)):
-        check_measurements(measured(None), CONTESTANTS)
+def check_no_group_is_left(opened: Callable[[Communicator], AbstractContextManager[None]]) -> None:
+    def fail(comm: Communicator) -> None:
+        with opened(comm):
+            assert dist.is_initialized()
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        run_on_ranks(1, fail)
+    assert not dist.is_initialized()
+
+
+def test_the_peers_group_is_closed_also_if_measuring_fails() -> None:
+    check_no_group_is_left(default_group)
+
+
+def test_red_twin_a_group_that_is_closed_only_if_all_goes_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    end = dist.destroy_process_group
+    monkeypatch.setattr(dist, "destroy_process_group", lambda: None)
+    with pytest.raises(AssertionError):
+        check_no_group_is_left(default_group)
+    end()
+
+
+def measured(ratios: list[float | None]) -> list[dict[str, Any]]:
+    medians = [10.0, 3.0, 12.0, 16.0, 15.0, 18.0]
+    exposed = [0.0, 3.0, 2.0, 6.0, 5.0, 8.0]
+    return [
+        {
+            "name": name,
+            "model": "perceptron",
+            "median_ms": median,
+            "quartiles_ms": (median - 1, median + 1),
+            "exposed_ms": beyond,
+            "ratio": ratio,
+        }
+        for name, median, beyond, ratio in zip(CONTESTANTS, medians, exposed, ratios, strict=True)
+    ]
+
+
+def test_red_twin_a_ratio_to_nobody_or_of_what_is_no_step() -> None:
+    honest = [10 / 15, None, 12 / 15, 16 / 15, 1.0, 18 / 15]
+    check_measurements(measured(honest), CONTESTANTS)
+    for ratios in ([None] * 6, [honest[0], 3 / 15, *honest[2:]]):
+        with pytest.raises((AssertionError, TypeError)):
+            check_measurements(measured(ratios), CONTESTANTS)

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 import renkei
-from multiprocess.commands import RENKEI, Outcome, check_json_alone, run, strictly, train
+from multiprocess.commands import RENKEI, Outcome, check_json_alone, run, run_unread, strictly, train
+from needs import linux
+from renkei.failures import first_cause
 
 # Runs a command line as `renkei` does, and says at the end of standard error whether torch was loaded.
 FRESH = """
@@ -97,6 +99,56 @@ def test_print_config_is_one_json_object_if_asked_for(folder: Path) -> None:
     assert set(found) == {"settings", "sources"}
     assert set(found["settings"]) == set(found["sources"])
     assert (found["settings"]["epochs"], found["sources"]["epochs"]) == (7, "--set")
+
+
+# -- standard output that takes nothing, or not everything --------------------------------------------------------
+
+LOST = "standard output was closed by its reader before all was written"
+
+
+def check_told_that_output_is_lost(outcome: Outcome, reason: str) -> None:
+    assert outcome.code == 1
+    assert outcome.err == f"renkei: {reason}\n"
+
+
+@pytest.mark.parametrize("command", ["train --print-config", "train --print-config --json", "bench --help"])
+def test_output_that_nobody_reads_is_told_in_one_line(tmp_path: Path, command: str) -> None:
+    check_told_that_output_is_lost(run_unread(RENKEI, *command.split(), cwd=tmp_path), LOST)
+
+
+@linux
+def test_a_full_disk_and_output_that_is_closed_are_told_in_one_line(tmp_path: Path) -> None:
+    for where, reason in (
+        (">/dev/full", "standard output can't be written to: No space left on device"),
+        (">&-", "standard output is closed, so the result is lost"),
+    ):
+        outcome = run("sh", "-c", f"{RENKEI} train --print-config {where}", cwd=tmp_path)
+        check_told_that_output_is_lost(outcome, reason)
+
+
+def test_a_rank_whose_output_nobody_reads_tells_its_launcher(tmp_path: Path) -> None:
+    place = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    job = {"RENKEI_JOB": str(tmp_path), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+    outcome = run_unread(RENKEI, "--version", cwd=tmp_path, **place, **job)
+    assert outcome == Outcome(1, "", "")
+    (failure,) = first_cause.read_all(tmp_path)
+    assert (failure.summary, failure.details, failure.exit_code) == (LOST, "", 1)
+
+
+def test_letters_that_the_output_lacks_are_escaped(folder: Path) -> None:
+    (folder / "some.yaml").rename(folder / "größe.yaml")
+    outcome = train("--config", "größe.yaml", "--print-config", cwd=folder, PYTHONIOENCODING="ascii")
+    assert outcome.code == 0, outcome.err
+    assert ["seed", "5", r"gr\xf6\xdfe.yaml"] in [line.split() for line in outcome.out.splitlines()]
+
+
+UNGUARDED = FRESH.replace("sys.argv =", "import renkei.cli.main as cli; cli.guard_standard_output = int; sys.argv =")
+
+
+def test_red_twin_output_that_nobody_guards(tmp_path: Path) -> None:
+    command = (sys.executable, "-c", UNGUARDED, "bench", "--help")
+    with pytest.raises(AssertionError):
+        check_told_that_output_is_lost(run_unread(*command, cwd=tmp_path), LOST)
 
 
 # -- renkei.run ---------------------------------------------------------------------------------------------------

@@ -34,6 +34,8 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])  # new processes can
 
 KEYS = ["recipe", "world_size", "epochs", "steps", "loss", "top1", "samples_per_second", "seconds", "run_dir"]
 ONE_EPOCH = ("--set", "epochs=1", "--set", "threads=1", "--json")
+REPORT_EVERY = 10  # steps, as in every recipe
+PROGRESS_KEYS = {"kind", "time", "epoch", "step", "learning_rate", "means", "samples_per_second", "waiting"}
 STEPS = 23  # in an epoch: 1,438 digits in batches of 64
 
 
@@ -48,6 +50,8 @@ def check_result(outcome: Outcome, cwd: Path, **expected: Any) -> Path:
     record = strictly((run_dir / "run.json").read_text())
     assert record["result"] == result
     check_ranks(record, result["world_size"])
+    if result["world_size"] > 1:
+        assert f", {record['threads']} threads a rank\n" in outcome.err
     for rank in range(result["world_size"]):
         check_lines(run_dir / f"rank-{rank}.jsonl", result)
     return run_dir
@@ -62,6 +66,9 @@ def check_ranks(record: dict[str, Any], size: int) -> None:
 def check_lines(path: Path, result: dict[str, Any]) -> None:
     lines = [strictly(line) for line in path.read_text().splitlines()]
     assert {line["kind"] for line in lines} <= {"progress", "evaluation"}
+    progress = [line for line in lines if line["kind"] == "progress"]
+    assert [line["step"] for line in progress] == list(range(REPORT_EVERY, result["steps"] + 1, REPORT_EVERY))
+    assert all(set(line) == PROGRESS_KEYS and set(line["means"]) == {"loss", "top1"} for line in progress)
     evaluations = [line for line in lines if line["kind"] == "evaluation"]
     assert [line["epoch"] for line in evaluations] == list(range(1, result["epochs"] + 1))
     assert evaluations[-1]["top1"] == result["top1"]

@@ -6,8 +6,10 @@ import time
 from pathlib import Path
 
 import pytest
+import typer
 
 from multiprocess.commands import RENKEI, Outcome, check_json_alone, check_refused, run, train, without_announcements
+from renkei.cli.train import _folder
 from unit.data import idx_files
 
 ONE_OF_TWO = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
@@ -19,27 +21,35 @@ MISTAKES: dict[str, tuple[list[str], str]] = {
     "an argument too many": (["train", "digits", "more"], "Got unexpected extra argument(s) (more)"),
     "an unknown setting": (["train", "--set", "epoch=3"], "'epoch' is unknown; did you mean 'epochs'?"),
     "a value that can't be": (["train", "--set", "epochs=0"], "epochs=0 (from --set): input should be greater"),
-    "a value that is none": (["train", "--set", "epochs=2001-99-99"], "the value can't be read"),
+    "a value that is none": (["train", "--set", "epochs=yes"], "epochs=yes (from --set): input should be a valid"),
     "no value": (["train", "--set", "epochs"], "must be name=value, as in --set epochs=10"),
+    "no communicator": (
+        ["train", "-n", "2", "--set", "communicator=falt"],
+        "communicator=falt (from --set): algorithm 'falt' is unknown; did you mean 'flat'?",
+    ),
     "no file": (["train", "--config", "nowhere.yaml"], "config file nowhere.yaml: No such file or directory"),
     "no folder": (
         ["train", "fashion-mnist", "--data", "nowhere"],
         "data=nowhere (from --data): there is no such folder",
     ),
-    "a run folder in a file": (["train", "-n", "2", "--run-dir", "/dev/null/x"], "folder /dev/null/x can't be made"),
-    "no ranks": (["train", "-n", "0"], "-n 0: the number of ranks must be at least 1"),
-    "fewer": (["train", "-n", "-2"], "-n -2: the number of ranks must be at least 1"),
+    "a run folder in a file": (["train", "-n", "2", "--run-dir", "/dev/null/x"], "folder /dev/null/x can't be written"),
+    "a folder for logs where nothing can be made": (
+        ["launch", "--log-dir", "/proc", __file__],
+        "folder /proc can't be written to: ",
+    ),
+    "no ranks": (["train", "-n", "0"], "'-n' / '--num-ranks': Input should be greater than or equal to 1"),
+    "fewer": (["bench", "step", "-n", "-2"], "'--num-ranks': Input should be greater than or equal to 1"),
     "no number": (["train", "-n", "x"], "Invalid value for '-n'"),
     "an unknown option": (["train", "--epochs", "3"], "No such option: --epochs"),
     "no script": (
         ["launch", "-n", "2", "nowhere.py"],
         "there is no script nowhere.py; give its path, or -m for a module",
     ),
-    "a script on no ranks": (["launch", "-n", "0", "nowhere.py"], "the number of ranks must be at least 1"),
+    "a script on no ranks": (["launch", "-n", "0", "nowhere.py"], "Input should be greater than or equal to 1"),
     "an unknown peer": (["bench", "step", "--peers", "dpp"], "peer 'dpp' is unknown; did you mean 'ddp'?"),
     "an unknown model": (["bench", "step", "--models", "resnet"], "model 'resnet' is unknown"),
     "no models": (["bench", "step", "--models", ""], "--models names none"),
-    "no rounds": (["bench", "step", "--rounds", "0"], "--rounds 0: must be at least 1"),
+    "no rounds": (["bench", "step", "--rounds", "0"], "'--rounds': Input should be greater than or equal to 1"),
 }
 
 
@@ -62,8 +72,14 @@ def test_another_number_of_ranks_than_the_launcher_has_started_is_told_in_one_li
     check_refused(outcome, "-n 3, but WORLD_SIZE=2", "leave -n out, or unset WORLD_SIZE")
 
 
-def test_a_communicator_that_is_unknown_is_told_in_one_line(tmp_path: Path) -> None:
-    check_refused(train("--set", "communicator=falt", cwd=tmp_path), "'falt' is unknown; did you mean 'flat'?")
+def test_a_folder_that_holds_another_runs_records_is_told_in_one_line_and_they_stay(tmp_path: Path) -> None:
+    for name in ("run.json", "rank-1.log"):
+        (tmp_path / name).write_text("{}")
+    check_refused(train("-n", "2", "--run-dir", ".", cwd=tmp_path), ". holds another run's records; choose another")
+    assert [(path.name, path.read_text()) for path in sorted(tmp_path.iterdir())] == [
+        ("rank-1.log", "{}"),
+        ("run.json", "{}"),
+    ]
 
 
 def test_damaged_data_is_told_in_one_line_that_names_the_file(tmp_path: Path) -> None:
@@ -71,6 +87,33 @@ def test_damaged_data_is_told_in_one_line_that_names_the_file(tmp_path: Path) ->
     damaged = data / "t10k-images-idx3-ubyte.gz"
     damaged.write_bytes(damaged.read_bytes()[:-100])
     check_refused(train("fashion-mnist", "-n", "2", "--data", str(data), cwd=tmp_path), str(damaged), "can't be read")
+    assert [path.name for path in tmp_path.iterdir()] == ["data"]
+
+
+def test_without_scikit_learn_there_are_no_digits_and_that_is_told_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "sklearn.py").write_text("raise ImportError\n")
+    outcome = train("digits", "-n", "2", cwd=tmp_path, PYTHONPATH=str(tmp_path), PYTHONDONTWRITEBYTECODE="1")
+    check_refused(outcome, "the digits come with scikit-learn; pip install 'renkei[demo]'")
+    assert [path.name for path in tmp_path.iterdir()] == ["sklearn.py"]
+
+
+@pytest.mark.parametrize(
+    ("code", "has_begun", "is_left"), [(2, False, False), (2, True, True), (1, False, True), (130, False, True)]
+)
+def test_only_what_was_refused_before_it_began_leaves_no_folder(
+    tmp_path: Path, code: int, has_begun: bool, is_left: bool
+) -> None:
+    def start() -> None:
+        with _folder(tmp_path / "runs" / "one") as folder:
+            (folder / "rank-1.log").write_text("")
+            if has_begun:
+                (folder / "run.json").write_text("{}")
+            raise typer.Exit(code)
+
+    with pytest.raises(typer.Exit):
+        start()
+    assert (tmp_path / "runs").exists() == is_left
+    assert (tmp_path / "runs" / "one" / "rank-1.log").exists() == is_left
 
 
 DIFFERENT_MODELS = """

@@ -40,13 +40,18 @@ def part_of(module: str, parts: list[str]) -> bool:
 
 
 def imports_of(tree: ast.AST) -> Iterator[str]:
-    """All that a module imports, anywhere in it, also for type checkers alone."""
+    """All that a module imports, anywhere in it, also for type checkers alone, and what of torch.distributed it uses.
+
+    That needs no import of its own, for ``import torch`` brings it.
+    """
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, "imports are absolute"
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Attribute) and part_of(used := ast.unparse(node), ["torch.distributed"]):
+            yield used
 
 
 def read_imports() -> Imports:
@@ -105,6 +110,14 @@ def test_the_parts_that_are_there_are_read() -> None:
     imports = read_imports()
     assert {"errors", "communicators.channel", "gradients.buckets", "launch.local"} <= set(imports)
     assert "torch" in imports["communicators.channel"]
+
+
+def test_red_twin_torch_distributed_without_an_import() -> None:
+    source = "import torch\ntorch.distributed.destroy_process_group()\ntorch.distributions.Normal(0, 1)"
+    used = set(imports_of(ast.parse(source)))
+    assert used == {"torch", "torch.distributed", "torch.distributed.destroy_process_group"}
+    with pytest.raises(AssertionError, match="bench"):
+        check_who_distributes({"cli.bench": used})
 
 
 @pytest.mark.parametrize(

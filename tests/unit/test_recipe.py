@@ -5,13 +5,19 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from dataclasses import FrozenInstanceError
+from collections.abc import Iterator
+from dataclasses import FrozenInstanceError, replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 from pydantic import ValidationError
 
-from renkei.recipes import RECIPES
-from renkei.recipes.recipe import Recipe, Settings
+from renkei.communicators import groups
+from renkei.communicators.factory import COMMUNICATORS
+from renkei.recipes import RECIPES, threads, train
+from renkei.recipes.recipe import ALGORITHMS, BACKENDS, Recipe, Settings
 
 every_recipe = pytest.mark.parametrize("name", RECIPES)
 
@@ -54,11 +60,23 @@ def test_settings_that_are_not_known_are_forbidden() -> None:
         ("seed", -1),
         ("threads", 0),
         ("report_every", 0),
+        ("epochs", True),
+        ("threads", True),
+        ("seed", False),
+        ("learning_rate", True),
+        ("dropout", False),
+        ("communicator", "falt"),
+        ("communicator", "flat/mpi"),
     ],
 )
-def test_values_that_make_no_sense_are_forbidden(name: str, value: float) -> None:
-    with pytest.raises(ValidationError, match=name):
+def test_values_that_make_no_sense_are_forbidden(name: str, value: Any) -> None:
+    with pytest.raises(ValidationError, match=f"1 validation error for Settings\n{name}\n"):
         Settings(**{"epochs": 1, "global_batch_size": 1, "learning_rate": 0.1, name: value})
+
+
+def test_names_of_communicators_are_those_there_are() -> None:
+    assert set(ALGORITHMS) == set(COMMUNICATORS)
+    assert set(BACKENDS) == set(groups.BACKENDS)
 
 
 def test_the_digits_recipe_loads_and_builds() -> None:
@@ -67,6 +85,57 @@ def test_the_digits_recipe_loads_and_builds() -> None:
     assert (len(training), len(held_out)) == (1438, 359)
     model = recipe.build(recipe.settings)
     assert model(training.images[:5]).shape == (5, 10)
+
+
+# -- threads ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def _threads_as_before() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def check_threads(monkeypatch: pytest.MonkeyPatch, given: int | None, omp: str, expected: int) -> None:
+    """As many threads as expected are set, from 5, before the communicator is created, which says how many there are.
+
+    The rank is one of two on its host, with two on another.
+    """
+    found: list[int] = []
+
+    def create(name: str) -> None:
+        found.append(torch.get_num_threads())
+        raise InterruptedError
+
+    monkeypatch.setenv("OMP_NUM_THREADS", omp)
+    monkeypatch.setattr(train, "create_communicator", create)
+    monkeypatch.setattr(threads, "join", lambda: SimpleNamespace(rank=3, nodes=["a", "b", "a", "b"]))
+    monkeypatch.setattr(threads, "threads_per_rank", lambda num_ranks: 12 // num_ranks)
+    torch.set_num_threads(5)
+    recipe = replace(RECIPES["digits"](), load=lambda settings: (None, None))
+    with pytest.raises(InterruptedError):
+        train.train(recipe, recipe.settings.model_copy(update={"threads": given}))
+    assert found == [expected]
+
+
+THREADS = {"the setting": (3, "4", 3), "OMP_NUM_THREADS": (None, "4", 5), "cores by ranks here": (None, "", 6)}
+
+
+@pytest.mark.usefixtures("_threads_as_before")
+@pytest.mark.parametrize("by", THREADS)
+def test_threads_are_set_before_the_communicator_tells_them(monkeypatch: pytest.MonkeyPatch, by: str) -> None:
+    check_threads(monkeypatch, *THREADS[by])
+
+
+@pytest.mark.usefixtures("_threads_as_before")
+def test_red_twin_threads_that_are_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(train, "set_threads", lambda threads: None)
+    with pytest.raises(AssertionError):
+        check_threads(monkeypatch, *THREADS["the setting"])
+
+
+# -- without torch ------------------------------------------------------------------------------------------------
 
 
 def loaded_by(statement: str) -> set[str]:

@@ -6,17 +6,19 @@ import json
 import math
 import os
 import socket
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import renkei
+from needs import linux
 from renkei.communicators.communicator import Communicator
 from renkei.errors import UsageError
 from renkei.testing import run_on_ranks
 from renkei.training.records import RunRecord
-from renkei.training.run_dir import create, new_run_dir
+from renkei.training.run_dir import create, new_run_dir, take_back
 
 SETTINGS = {"recipe": "digits", "epochs": 2}
 
@@ -122,12 +124,78 @@ def test_a_folder_that_is_there_already_will_do(tmp_path: Path) -> None:
     assert (tmp_path / "a" / "b").is_dir()
 
 
-def test_a_folder_that_cannot_be_made_is_a_mistake_of_the_user(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(UsageError, match="can't be made: Not a directory; choose another"):
-        create(tmp_path / "file" / "run")
-    with pytest.raises(UsageError, match="can't be made: File exists"):
-        run_on_ranks(1, lambda comm: RunRecord(tmp_path / "file", comm, {}))
+@linux
+def test_a_folder_that_cannot_be_made_or_written_to_is_a_mistake_of_the_user(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    for folder in (file, file / "run", Path("/proc"), Path("/proc/a/b"), tmp_path / "a" / ("b" * 300)):
+        with pytest.raises(UsageError, match=r"can't be written to: [\w ]+; choose another"):
+            create(folder)
+    assert list(tmp_path.iterdir()) == [file]
+    with pytest.raises(UsageError, match="can't be written to: Not a directory"):
+        run_on_ranks(1, lambda comm: RunRecord(file, comm, {}))
+
+
+def test_what_was_made_is_taken_back_but_for_what_others_have_put_there(tmp_path: Path) -> None:
+    made = create(tmp_path / "a" / "b")
+    (tmp_path / "a" / "b" / "rank-1.log").write_text("")
+    (tmp_path / "a" / "c").mkdir()
+    take_back(made)
+    take_back([])
+    assert [path.name for path in tmp_path.rglob("*")] == ["a", "c"]
+
+
+# -- a folder is one run's ----------------------------------------------------------------------------------------
+
+
+def check_all_are_refused(size: int, folder_of: Callable[[int], Path], reason: str) -> None:
+    def body(comm: Communicator) -> str:
+        with pytest.raises(UsageError) as caught:
+            RunRecord(folder_of(comm.rank), comm, SETTINGS).finish({})
+        comm.barrier()
+        return str(caught.value)
+
+    assert run_on_ranks(size, body) == [reason] * size
+
+
+@pytest.mark.parametrize("left", ["run.json", "rank-0.jsonl", "rank-1.jsonl"])
+def test_a_folder_with_another_runs_records_is_refused_on_all_ranks_and_left_as_it_was(
+    tmp_path: Path, left: str
+) -> None:
+    (tmp_path / left).write_text("{}")
+    rank = 1 if left == "rank-1.jsonl" else 0
+    reason = f"rank {rank}: {tmp_path} holds another run's records; choose another --run-dir"
+    check_all_are_refused(3, lambda rank: tmp_path, reason)
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [(left, "{}")]
+
+
+def in_a_file_on_rank_1(folder: Path) -> Callable[[int], Path]:
+    (folder / "file").write_text("")
+    return lambda rank: folder / ("file/run" if rank == 1 else "run")
+
+
+def test_if_one_rank_cannot_write_all_say_which(tmp_path: Path) -> None:
+    reason = f"rank 1: folder {tmp_path / 'file/run'} can't be written to: Not a directory; choose another"
+    check_all_are_refused(3, in_a_file_on_rank_1(tmp_path), reason)
+    assert not list(tmp_path.rglob("*.json*"))
+
+
+def test_of_two_runs_at_once_one_gets_the_folder(tmp_path: Path) -> None:
+    def body(comm: Communicator) -> bool:
+        own = comm.split(comm.rank // 2)
+        try:
+            record = RunRecord(tmp_path / "run", own, SETTINGS)
+        except UsageError:
+            return False
+        finally:
+            comm.barrier()
+        record.finish({})
+        return True
+
+    got = run_on_ranks(4, body)
+    assert sorted(got) == [False, False, True, True]
+    assert got[0] == got[1]
+    assert read_run(tmp_path / "run")["result"] == {}
 
 
 # -- the checks see what is wrong ---------------------------------------------------------------------------------
@@ -145,3 +213,9 @@ def test_red_twin_ranks_that_all_give_rank_0s_name(tmp_path: Path, monkeypatch: 
     leave(tmp_path, 2, {})
     with pytest.raises(AssertionError):
         check_who_takes_part(tmp_path, 2)
+
+
+def test_red_twin_a_rank_that_keeps_its_trouble_to_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Communicator, "all_gather_object", lambda self, obj: [obj] * self.size)
+    with pytest.raises((AssertionError, pytest.fail.Exception)):
+        check_all_are_refused(3, in_a_file_on_rank_1(tmp_path), "rank 1: ")

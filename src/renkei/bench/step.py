@@ -7,6 +7,7 @@ import statistics
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -19,6 +20,7 @@ from renkei.models.convnet import ConvNet, perceptron
 from renkei.optim.multi_node import MultiNodeOptimizer
 
 ALONE = "no communication"
+ALL_REDUCE = "all-reduce alone"
 STEPS_IN_A_ROW = 8
 DDP_BUCKETS_MIB = (1, 4, 25)
 
@@ -33,8 +35,9 @@ class Measurement:
     Attributes:
         name, model: who trained what.
         median_ms, quartiles_ms: of a step, which takes as long as it does on the slowest rank.
-        exposed_ms: how much longer the median is than that without communication.
-        ratio: of the median to that of the best peer; None without peers.
+        exposed_ms: how much longer the median is than that without communication; all of it for the all-reduce
+            alone, which nothing hides.
+        ratio: of the median to that of the best peer; None without peers, and for what isn't a step.
     """
 
     name: str
@@ -92,8 +95,8 @@ def measure(comm: Communicator, model: str, peers: Sequence[str], rounds: int) -
                 model=model,
                 median_ms=round(medians[name], 3),
                 quartiles_ms=(round(1000 * low, 3), round(1000 * high, 3)),
-                exposed_ms=round(medians[name] - medians[ALONE], 3),
-                ratio=round(medians[name] / best_peer, 4) if best_peer else None,
+                exposed_ms=round(medians[name] - (medians[ALONE] if name != ALL_REDUCE else 0), 3),
+                ratio=round(medians[name] / best_peer, 4) if best_peer and name != ALL_REDUCE else None,
             )
         )
     return results
@@ -101,10 +104,24 @@ def measure(comm: Communicator, model: str, peers: Sequence[str], rounds: int) -
 
 def _contestants(comm: Communicator, model: Model, peers: Sequence[str]) -> Iterator[tuple[str, Step]]:
     yield ALONE, _step(*_model_and_optimizer(comm, model))
+    yield ALL_REDUCE, _all_reduce(comm, model)
     yield "renkei", _renkei(comm, model)
     if "ddp" in peers:
         for mebibytes in DDP_BUCKETS_MIB:
             yield f"ddp, {mebibytes} MiB buckets", _ddp(comm, model, mebibytes)
+
+
+def _all_reduce(comm: Communicator, model: Model) -> Step:
+    """As many bytes as a step exchanges, in one message, while nothing is computed."""
+    net, _, _ = _model_and_optimizer(comm, model)
+    buffer = torch.zeros(sum(parameter.numel() for parameter in net.parameters()), device=comm.device)
+
+    def step() -> None:
+        comm.start_sum(buffer, [buffer]).wait()
+        if buffer.is_cuda:
+            torch.cuda.synchronize()
+
+    return step
 
 
 def _renkei(comm: Communicator, model: Model) -> Step:
@@ -151,7 +168,12 @@ def _step(net: nn.Module, data: tuple[Tensor, Tensor], optimizer: torch.optim.Op
     return step
 
 
-def open_default_group(comm: Communicator) -> None:
-    """The group a user of DDP would have, with torch's own settings."""
+@contextmanager
+def default_group(comm: Communicator) -> Iterator[None]:
+    """Within it, there is the group that a user of DDP would have, with torch's own settings."""
     store = dist.PrefixStore("bench/ddp", comm.store)
     dist.init_process_group(comm.options.backend, store=store, rank=comm.rank, world_size=comm.size)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()

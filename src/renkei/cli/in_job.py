@@ -5,22 +5,26 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from typing import Annotated
 
 import typer
 
 from renkei.errors import UsageError
+from renkei.failures.first_cause import Failure
 from renkei.launch.environments import detect
 from renkei.launch.local import launch
+
+NumRanks = Annotated[
+    int | None, typer.Option("-n", "--num-ranks", min=1, help="Start this many ranks here.", show_default="1")
+]
 
 
 def is_to_start(num_ranks: int | None) -> bool:
     """Whether this process is to start `num_ranks` ranks, and not to be one.
 
     Raises:
-        UsageError: the number is impossible, or a launcher has started another number.
+        UsageError: a launcher has started another number.
     """
-    if num_ranks is not None and num_ranks < 1:
-        raise UsageError(f"-n {num_ranks}: the number of ranks must be at least 1")
     environment = detect(os.environ)
     if not environment.is_distributed:
         return num_ranks is not None and num_ranks > 1
@@ -36,7 +40,11 @@ def is_to_start(num_ranks: int | None) -> bool:
 def start_this_command(num_ranks: int, extra: list[str], log_dir: Path | None = None) -> None:
     """Run this process's own command line, with `extra` after the command, on new ranks; exits if one fails."""
     command, *rest = sys.argv[1:]
-    failure = launch(["module", "renkei", command, *extra, *rest], num_ranks, log_dir=log_dir)
+    exit_if_failed(launch(["module", "renkei", command, *extra, *rest], num_ranks, log_dir=log_dir))
+
+
+def exit_if_failed(failure: Failure | None) -> None:
+    """If a rank has failed, tell why and exit, with 2 for wrong usage and 1 for anything else."""
     if failure is not None:
         print(failure, file=sys.stderr)
         raise typer.Exit(2 if failure.exit_code == 2 else 1)

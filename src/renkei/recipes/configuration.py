@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ def resolve(
     Args:
         defaults: the recipe's.
         config: a YAML file of names and values.
-        assignments: ``name=value`` texts; values are written as in YAML.
+        assignments: ``name=value`` texts; values are written as in YAML, and read by the type of the setting.
         options: values from options of their own; None means not given.
 
     Raises:
@@ -34,30 +35,54 @@ def resolve(
     """
     values: dict[str, Any] = defaults.model_dump()
     sources = dict.fromkeys(values, "recipe")
-    layers: list[tuple[str, Mapping[str, Any]]] = []
-    if config is not None:
-        layers.append((str(config), _read(config)))
-    layers.append(("--set", dict(_parse(assignment) for assignment in assignments)))
-    layers += [(f"--{name.replace('_', '-')}", {name: value}) for name, value in (options or {}).items()]
-    for source, layer in layers:
+    for source, layer in _layers(config, assignments, options or {}):
         for name, value in layer.items():
             check_known(f"setting in {source}:", name, values)
-            if source != f"--{name}" or value is not None:
-                values[name], sources[name] = value, source
+            values[name], sources[name] = value, source
     try:
         return type(defaults)(**values), sources
     except ValidationError as error:
-        first = error.errors()[0]
-        name = str(first["loc"][0])
-        raise UsageError(f"{name}={first['input']!r} (from {sources[name]}): {first['msg'].lower()}") from None
+        raise UsageError(_in_one_line(error, sources)) from None
+
+
+class _Texts(yaml.BaseLoader):
+    """YAML whose values are texts, but for null: each setting reads its own.
+
+    By YAML 1.1's own rules 012 is ten, 1:30 is ninety, yes is true, and a communicator can't be called null.
+    """
+
+
+_Texts.add_implicit_resolver("tag:yaml.org,2002:null", re.compile("(?:~|null|Null|NULL)$"), ["~", "n", "N"])
+_Texts.add_constructor("tag:yaml.org,2002:null", lambda loader, node: None)
+
+
+def _layers(
+    config: Path | None, assignments: Sequence[str], options: Mapping[str, Any]
+) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Where values come from, and the values; the last one wins."""
+    if config is not None:
+        yield str(config), _read(config)
+    yield "--set", dict(_parse(assignment) for assignment in assignments)
+    for name, value in options.items():
+        if value is not None:
+            yield f"--{name.replace('_', '-')}", {name: value}
+
+
+def _in_one_line(error: ValidationError, sources: Mapping[str, str]) -> str:
+    first = error.errors()[0]
+    name, value = str(first["loc"][0]), first["input"]
+    shown = value if isinstance(value, str) and value.isprintable() else repr(value)
+    ours = first.get("ctx", {}).get("error")  # what a check of `Settings` has raised
+    return f"{name}={shown} (from {sources[name]}): {ours or first['msg'].lower()}"
 
 
 def _read(path: Path) -> Mapping[str, Any]:
     try:
-        content = yaml.safe_load(path.read_text())
+        with path.open("rb") as file:
+            content = yaml.load(file, _Texts)
     except OSError as error:
         raise UsageError(f"config file {path}: {error.strerror}") from None
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: no text, or a date that isn't one
+    except (yaml.YAMLError, RecursionError) as error:
         raise UsageError(f"config file {path} is no YAML: {' '.join(str(error).split())}") from None
     if content is None:
         return {}
@@ -67,10 +92,10 @@ def _read(path: Path) -> Mapping[str, Any]:
 
 
 def _parse(assignment: str) -> tuple[str, Any]:
-    name, equals, value = assignment.partition("=")
-    if not equals or not name:
+    name, _, value = (part.strip() for part in assignment.partition("="))
+    if not name or not value:
         raise UsageError(f"--set {assignment}: must be name=value, as in --set epochs=10")
     try:
-        return name.strip(), yaml.safe_load(value)
-    except (yaml.YAMLError, ValueError):  # ValueError: 2001-99-99 is read as a date
+        return name, yaml.load(value, _Texts)
+    except (yaml.YAMLError, RecursionError):
         raise UsageError(f"--set {assignment}: the value can't be read; quote it as in YAML") from None

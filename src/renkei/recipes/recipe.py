@@ -4,17 +4,45 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+
+from renkei.names import check_known
 
 if TYPE_CHECKING:
     from torch import nn
 
     from renkei.data.datasets import ImageDataset
 
-Count = Annotated[int, Field(ge=1)]
-Share = Annotated[float, Field(ge=0, lt=1)]
+# As in `renkei.communicators`, which loads torch.
+ALGORITHMS = ("flat", "naive", "null")
+BACKENDS = ("gloo", "nccl")
+
+
+def _no_boolean(value: Any) -> Any:
+    if isinstance(value, bool):  # to Python a number, 0 or 1
+        raise ValueError("input should be a number, not true or false")
+    return value
+
+
+def _known_communicator(name: str) -> str:
+    algorithm, slash, backend = name.partition("/")
+    check_known("algorithm", algorithm, ALGORITHMS)
+    if slash:
+        check_known("backend", backend, BACKENDS)
+    return name
+
+
+Integer = Annotated[int, BeforeValidator(_no_boolean)]
+Number = Annotated[float, BeforeValidator(_no_boolean)]
+Count = Annotated[Integer, Field(ge=1)]
+Share = Annotated[Number, Field(ge=0, lt=1)]
+CommunicatorName = Annotated[
+    str,
+    BeforeValidator(lambda name: "null" if name is None else name),  # one is called what YAML takes for nothing
+    AfterValidator(_known_communicator),
+]
 
 
 class Settings(BaseModel):
@@ -26,17 +54,17 @@ class Settings(BaseModel):
     global_batch_size: Annotated[Count, Field(description="samples a step, over all ranks")]
     micro_batch_size: Annotated[Count | None, Field(description="samples a rank computes at once")] = None
     evaluation_batch_size: Count = 512
-    learning_rate: Annotated[float, Field(gt=0, description="at its peak")]
-    warmup_epochs: Annotated[float, Field(ge=0)] = 0.0
+    learning_rate: Annotated[Number, Field(gt=0, description="at its peak")]
+    warmup_epochs: Annotated[Number, Field(ge=0)] = 0.0
     momentum: Share = 0.9
     nesterov: bool = True
-    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    weight_decay: Annotated[Number, Field(ge=0)] = 0.0
     label_smoothing: Share = 0.0
     dropout: Share = 0.0
-    seed: Annotated[int, Field(ge=0)] = 0
+    seed: Annotated[Integer, Field(ge=0)] = 0
     data: Annotated[str | None, Field(description="folder of the data")] = None
-    communicator: Annotated[str, Field(description="algorithm, or algorithm/backend")] = "flat"
-    threads: Annotated[Count | None, Field(description="per rank; cores divided by ranks if not given")] = None
+    communicator: Annotated[CommunicatorName, Field(description="algorithm, or algorithm/backend")] = "flat"
+    threads: Annotated[Count | None, Field(description="per rank; else OMP_NUM_THREADS, else cores by ranks")] = None
     report_every: Annotated[Count, Field(description="steps")] = 10
 
 

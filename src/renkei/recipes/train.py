@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,18 +16,16 @@ from renkei.communicators.factory import create_communicator
 from renkei.data.loader import DataLoader
 from renkei.data.scatter import scatter_dataset
 from renkei.data.streams import rank_seed, seed_default_generators, shared_seed
-from renkei.launch.local import threads_per_rank
 from renkei.optim.multi_node import MultiNodeOptimizer
 from renkei.optim.schedules import cosine, gradual_warmup
 from renkei.recipes.recipe import Recipe, Settings
+from renkei.recipes.threads import set_threads
 from renkei.report.progress import create_display
 from renkei.training.evaluation import evaluate
-from renkei.training.metrics import cross_entropy, top1
+from renkei.training.metrics import METRICS
 from renkei.training.records import RunRecord
 from renkei.training.run_dir import new_run_dir
 from renkei.training.trainer import Progress, Trainer
-
-METRICS = {"loss": cross_entropy, "top1": top1}
 
 
 def train(recipe: Recipe, settings: Settings, run_dir: Path | None = None) -> dict[str, Any]:
@@ -38,8 +36,8 @@ def train(recipe: Recipe, settings: Settings, run_dir: Path | None = None) -> di
     """
     began = time.perf_counter()
     training_set, evaluation_set = recipe.load(settings)  # what is wrong with it is told before anybody is waited for
+    set_threads(settings.threads)
     with create_communicator(settings.communicator) as comm:
-        torch.set_num_threads(settings.threads or threads_per_rank(comm.intra_size))
         run_dir = Path(comm.broadcast_object(str(run_dir or new_run_dir(recipe.name))))
         record = RunRecord(run_dir, comm, {"recipe": recipe.name, **settings.model_dump()})
         with create_display(comm, settings.epochs) as display:
@@ -49,11 +47,7 @@ def train(recipe: Recipe, settings: Settings, run_dir: Path | None = None) -> di
                 display.progress(progress)
 
             trainer = create_trainer(recipe, settings, comm, training_set, report)
-            for epoch in range(1, settings.epochs + 1):
-                trainer.run_epoch()
-                result = evaluate(
-                    trainer.model, evaluation_set, comm, batch_size=settings.evaluation_batch_size, metrics=METRICS
-                )
+            for epoch, result in enumerate(_epochs(trainer, evaluation_set, settings), 1):
                 record.write("evaluation", epoch=epoch, **result)
                 display.evaluation(epoch, result)
         summary = {
@@ -69,6 +63,14 @@ def train(recipe: Recipe, settings: Settings, run_dir: Path | None = None) -> di
         record.finish(summary)
         trainer.optimizer.close()
     return summary
+
+
+def _epochs(trainer: Trainer, evaluation_set: Any, settings: Settings) -> Iterator[dict[str, float]]:
+    """Train epoch by epoch; gives the evaluation after each."""
+    comm, batch_size = trainer.loader.comm, settings.evaluation_batch_size
+    for _ in range(settings.epochs):
+        trainer.run_epoch()
+        yield evaluate(trainer.model, evaluation_set, comm, batch_size=batch_size, metrics=METRICS)
 
 
 def create_trainer(

@@ -24,6 +24,9 @@ def top1(output: Tensor, target: Tensor) -> Tensor:
     return (output.argmax(dim=1) == target).to(output.dtype)
 
 
+METRICS: dict[str, Metric] = {"loss": cross_entropy, "top1": top1}  # a classifier's
+
+
 class WeightedMeans:
     """Means of several quantities over the samples seen since the last `reset`, on this rank and on all."""
 

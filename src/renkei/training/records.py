@@ -6,6 +6,8 @@ import os
 import platform
 import socket
 import time
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import IO, Any
 
@@ -13,8 +15,9 @@ import torch
 
 import renkei
 from renkei.communicators.communicator import Communicator
+from renkei.errors import UsageError
 from renkei.strict_json import dumps
-from renkei.training.run_dir import create
+from renkei.training.run_dir import RUN_FILE, check_unused, create, take_back, used
 
 
 class RunRecord:
@@ -22,6 +25,9 @@ class RunRecord:
 
     ``run.json`` is there from the start, with the host and process id of each rank, and gets the result at the end.
     Creation is a collective operation.
+
+    Raises:
+        UsageError: the folder is another run's, or a rank can't write there; on every rank.
     """
 
     def __init__(self, run_dir: Path, comm: Communicator, settings: dict[str, Any]) -> None:
@@ -37,9 +43,8 @@ class RunRecord:
             "versions": {"renkei": renkei.__version__, "torch": torch.__version__, "python": platform.python_version()},
             "ranks": comm.all_gather_object(who),
         }
-        create(run_dir)
+        self._lines = _open_lines(run_dir, comm)
         self._write_run()
-        self._lines: IO[str] = (run_dir / f"rank-{comm.rank}.jsonl").open("a", buffering=1)
 
     def write(self, kind: str, **values: Any) -> None:
         """Add a line to this rank's file; it is there even if the process is killed right after."""
@@ -53,6 +58,48 @@ class RunRecord:
 
     def _write_run(self) -> None:
         if self._is_writer:
-            partial = self.run_dir / ".run.json"
+            partial = self.run_dir / f".{RUN_FILE}.{os.getpid()}"
             partial.write_text(dumps(self._run, indent=2) + "\n")
-            partial.rename(self.run_dir / "run.json")
+            partial.rename(self.run_dir / RUN_FILE)
+
+
+def _open_lines(run_dir: Path, comm: Communicator) -> IO[str]:
+    """This rank's file, once all ranks have theirs; if one can't, none is left and all raise the same error.
+
+    Rank 0's is made first, and by its name claims the folder: of two runs that want it, one gets it. (``run.json``
+    itself can't be the claim, for whoever sees it is to find all of it there.)
+    """
+    with ExitStack() as undo:
+        lines: IO[str] | None = None
+        for is_turn in (comm.rank == 0, comm.rank != 0):
+            problem = None
+            if is_turn:
+                try:
+                    lines = _open_own(run_dir, comm.rank, undo)
+                except UsageError as error:
+                    problem = str(error)
+            _raise_first(comm.all_gather_object(problem))
+        undo.pop_all()
+    assert lines is not None
+    return lines
+
+
+def _open_own(run_dir: Path, rank: int, undo: ExitStack) -> IO[str]:
+    check_unused(run_dir)
+    undo.callback(take_back, create(run_dir))
+    path = run_dir / f"rank-{rank}.jsonl"
+    try:
+        lines = path.open("x", buffering=1)
+    except FileExistsError:
+        raise used(run_dir) from None
+    except OSError as error:
+        raise UsageError(f"{path} can't be written: {error.strerror}; choose another --run-dir") from None
+    undo.callback(path.unlink, missing_ok=True)
+    undo.callback(lines.close)
+    return lines
+
+
+def _raise_first(problems: Sequence[str | None]) -> None:
+    for rank, problem in enumerate(problems):
+        if problem is not None:
+            raise UsageError(f"rank {rank}: {problem}" if len(problems) > 1 else problem)

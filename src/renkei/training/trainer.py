@@ -12,7 +12,7 @@ from renkei.data.loader import DataLoader
 from renkei.optim.multi_node import MultiNodeOptimizer
 from renkei.optim.schedules import Schedule
 from renkei.training.batch_norm_statistics import pool_batch_norm
-from renkei.training.metrics import WeightedMeans, cross_entropy, top1
+from renkei.training.metrics import METRICS, WeightedMeans
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Trainer:
         self.model, self.optimizer, self.loader = model, optimizer, loader
         self._loss, self._schedule, self._micro_batch_size = loss, schedule, micro_batch_size
         self._report, self._report_every = report, report_every
-        self._means = WeightedMeans({"loss": cross_entropy, "top1": top1})
+        self._means = WeightedMeans(METRICS)
         self.step = 0
         self._samples_seen = 0  # by this rank, since batch-norm statistics were pooled
         self._seconds = 0.0  # in `run_epoch`, but for the part of it that is going on
