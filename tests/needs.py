@@ -23,5 +23,5 @@ gpu = needs(torch.cuda.is_available(), "needs a GPU and a build of torch that us
 linux = needs(sys.platform == "linux", "needs Linux: it looks into /proc")
 mpich = needs(
     MPIEXEC.exists() and importlib.util.find_spec("mpi4py") is not None,
-    "needs mpiexec and mpi4py in this environment: pip install 'renkei[mpi]'",
+    "needs mpiexec and mpi4py in this environment: pip install mpi4py mpich",
 )

@@ -15,6 +15,9 @@ A message says on which rank, what was found, what was expected, and what to do.
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 
 class RenkeiError(Exception):
     """Base of all errors raised by Renkei."""
@@ -67,3 +70,7 @@ class RankFailedError(RenkeiError, RuntimeError):
         super().__init__(message)
         self.rank = rank
         self.traceback_text = traceback_text
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """An exception is pickled as a call with its positional arguments, which doesn't fit this one."""
+        return partial(type(self), rank=self.rank), self.args, self.__dict__

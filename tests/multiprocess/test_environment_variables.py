@@ -50,12 +50,15 @@ def check_refused(results: list[tuple[int, str]], *words: str) -> None:
             assert word in line
 
 
-def test_four_processes_find_one_another(program: Path) -> None:
+def test_four_processes_find_one_another_and_rank_0_leaves_last(program: Path) -> None:
+    others = "others = comm.split(None if comm.rank == 0 else 1)\nif others:\n    import time; time.sleep(1)\n"
+    program.write_text(f"{PROGRAM}{others}    others.barrier(); print('worked on')\n")
     port = free_port()
     results = finish([start_rank(program, rank, 4, port) for rank in range(4)])
     assert [code for code, _ in results] == [0] * 4
     assert all("total 6 of 4" in output for _, output in results)
     assert "4 ranks on 1 node, started by variables; flat/gloo, cpu" in results[0][1]
+    assert ["worked on" in output for _, output in results] == [False, True, True, True]
 
 
 def test_a_stranger_at_the_port_is_told_by_every_rank_soon(program: Path) -> None:
@@ -64,7 +67,7 @@ def test_a_stranger_at_the_port_is_told_by_every_rank_soon(program: Path) -> Non
         begin = time.monotonic()
         results = finish([start_rank(program, rank, 3, port) for rank in range(3)])
         assert time.monotonic() - begin < HANG
-    check_refused(results, str(port), "MASTER_PORT")
+    check_refused(results, str(port), "choose another MASTER_PORT")
     assert "rank 0 can't listen" in results[0][1]
     assert all("is not rank 0 of this job" in output for _, output in results[1:])
 

@@ -10,12 +10,13 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import leaks
 from renkei.errors import RankFailedError, RenkeiError, UsageError
-from renkei.failures.first_cause import Failure
+from renkei.failures.first_cause import Failure, write
 from renkei.launch import local
 from renkei.launch.local import launch, run, threads_per_rank
 
@@ -60,12 +61,16 @@ def test_threads_are_the_cores_divided() -> None:
     assert [threads_per_rank(size) for size in (1, cores, 10 * cores)] == [cores, 1, 1]
 
 
-def test_a_torchrun_around_it_is_not_taken_for_the_jobs_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
-    monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    assert run(lambda: ["TORCHELASTIC_USE_AGENT_STORE" in os.environ, os.environ["OMP_NUM_THREADS"]], 1) == [
-        [False, "3"]
-    ]
+def test_what_a_launcher_around_it_has_set_is_not_taken_for_the_jobs_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    around = {
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "PMI_RANK": "1",
+        "OMPI_COMM_WORLD_SIZE": "2",
+        "SLURM_STEP_ID": "0",
+    }
+    for name, value in (around | {"OMP_NUM_THREADS": "3"}).items():
+        monkeypatch.setenv(name, value)
+    assert run(lambda: [around.keys() & os.environ.keys(), os.environ["OMP_NUM_THREADS"]], 1) == [[set(), "3"]]
 
 
 def test_what_rank_0_prints_is_printed_here(capsys: pytest.CaptureFixture[str]) -> None:
@@ -187,6 +192,34 @@ def test_what_a_rank_has_started_ends_with_it(tmp_path: Path) -> None:
     pids = [int(path.read_text()) for path in tmp_path.iterdir()]
     assert len(pids) == 2
     assert leaks.eventually_ended(pids)
+
+
+class Ending:
+    """A process that is seen to end, with `code`, when it has been looked at `looks` times."""
+
+    returncode: int | None = None
+
+    def __init__(self, code: int, looks: int) -> None:
+        self._code, self._looks = code, looks
+
+    def poll(self) -> int | None:
+        self._looks -= 1
+        if self._looks < 0:
+            self.returncode = self._code
+        return self.returncode
+
+
+@pytest.mark.parametrize(
+    ("code", "cause"), [(-signal.SIGKILL, 1), (-signal.SIGSEGV, 1), (-signal.SIGABRT, 0), (1, 0), (0, 0)]
+)
+def test_a_rank_that_was_killed_is_the_cause_though_another_tells_of_it_first(
+    code: int, cause: int, tmp_path: Path
+) -> None:
+    write(Failure(0, time.time() + 0.1, "RuntimeError: closed by peer", "", 1), tmp_path)  # after all was well
+    ranks: list[Any] = [Ending(1, 1), Ending(code, 12)]
+    failure = local._wait(ranks, tmp_path, tmp_path)
+    assert failure is not None
+    assert failure.rank == cause
 
 
 # -- scripts ------------------------------------------------------------------------------------------------------

@@ -67,9 +67,15 @@ def test_an_exception_ends_the_job_with_its_rank_and_traceback(program: Path, ab
     assert "total" not in output
 
 
-def test_wrong_usage_is_told_in_a_line(program: Path, aborts: None) -> None:
-    code, output = mpiexec("-n", "2", f"{program} misuse")
+def test_wrong_usage_is_told_in_a_line_also_inside_a_rank_of_ours(program: Path, aborts: None, tmp_path: Path) -> None:
+    job = tmp_path / "job"
+    job.mkdir()
+    ours = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    ours |= {"RENKEI_JOB": str(job), "RENKEI_LISTEN_FD": "99"}  # as `renkei launch -n 1` would have set
+    code, output = mpiexec("-n", "2", f"{program} misuse", **ours)
     assert code != 0
+    assert "2 ranks on 1 node, started by mpich" in output
+    assert not list(job.iterdir())
     assert "renkei: rank 1: broadcast: root is 7, but ranks go from 0 to 1" in output
     assert "Traceback" not in output
 
@@ -80,4 +86,4 @@ def test_without_mpi4py_it_is_told_what_to_install(program: Path, tmp_path: Path
     ((code, output),) = results
     assert code == 2
     assert "no mpi4py here" in output
-    assert "pip install 'renkei[mpi]'" in output
+    assert "pip install mpi4py mpich" in output

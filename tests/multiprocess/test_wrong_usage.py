@@ -93,7 +93,7 @@ def test_damaged_data_is_told_in_one_line_that_names_the_file(tmp_path: Path) ->
 def test_without_scikit_learn_there_are_no_digits_and_that_is_told_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "sklearn.py").write_text("raise ImportError\n")
     outcome = train("digits", "-n", "2", cwd=tmp_path, PYTHONPATH=str(tmp_path), PYTHONDONTWRITEBYTECODE="1")
-    check_refused(outcome, "the digits come with scikit-learn; pip install 'renkei[demo]'")
+    check_refused(outcome, "the digits come with scikit-learn; pip install scikit-learn")
     assert [path.name for path in tmp_path.iterdir()] == ["sklearn.py"]
 
 

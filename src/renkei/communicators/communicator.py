@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import torch
 import torch.distributed as dist
@@ -48,6 +48,8 @@ class Communicator(ABC):
     name: str
 
     def __init__(self, store: dist.Store, *, rank: int, nodes: Sequence[Hashable], options: Options) -> None:
+        # A connection of its own: a thread that waits over one keeps all others from it, and its timeout is set.
+        store = cast(Any, store).clone()
         self.topology = Topology.from_nodes(rank, nodes)
         self.options = options
         self.shares: dict[object, Share] = {}

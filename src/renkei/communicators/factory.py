@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import math
+import os
 import sys
 import weakref
 
@@ -11,7 +12,7 @@ import torch
 
 from renkei.communicators.communicator import Communicator, Options
 from renkei.communicators.flat import FlatCommunicator
-from renkei.communicators.groups import choose_backend, choose_device
+from renkei.communicators.groups import BACKENDS, choose_backend, choose_device, own_gpu
 from renkei.communicators.job import Job, in_a_job, join
 from renkei.communicators.naive import NaiveCommunicator
 from renkei.communicators.null import NullCommunicator
@@ -44,33 +45,44 @@ def create_communicator(
     Args:
         name: the all-reduce algorithm: "flat", "naive" or "null"; with the backend as "flat/gloo".
         backend: "nccl" or "gloo"; by default the first if there are GPUs.
-        device: where this rank computes; by default its own GPU, or the CPU.
+        device: where this rank computes; by default, and by "cuda", its own GPU among the node's; else "cpu".
         timeout: seconds after which waiting for another rank is an error.
-        failures: in a process a launcher started, let an uncaught exception end the whole job (see
-            `renkei.failures.first_cause`).
+        failures: in a process a launcher started, let an uncaught exception end the process at once, so that the
+            launcher and the other ranks notice (see `renkei.failures.first_cause`).
 
     Raises:
-        UsageError: unknown names, or a backend the device doesn't have.
+        UsageError: unknown names, a GPU that isn't there, or a backend the device doesn't have.
         LaunchError: the launcher's variables contradict one another, or the other ranks can't be found.
     """
-    algorithm, _, backend_in_name = name.partition("/")
-    check_known("communicator", algorithm, COMMUNICATORS)
-    if backend_in_name and backend not in (None, backend_in_name):
-        raise UsageError(f"communicator {name!r} and backend={backend!r} contradict each other; give one of them")
+    if failures and in_a_job():
+        first_cause.install()  # first of all, so that what is wrong below is told in a line, too
+    # before joining, which waits for ranks that may have ended over the same mistake
+    algorithm, backend = _read_names(name, backend)
+    device = choose_device(device)
+    backend = choose_backend(backend, device)
     if not 0 < timeout < math.inf:
         raise UsageError(f"timeout is {timeout} s, but must be a number above 0")
-    if failures and in_a_job():
-        first_cause.install()
     job = join()
-    device = choose_device(device, Topology.from_nodes(job.rank, job.nodes).intra_rank)
-    options = Options(
-        backend=choose_backend(backend_in_name or backend, device), device=device, address=job.address, timeout=timeout
-    )
+    device = own_gpu(device, Topology.from_nodes(job.rank, job.nodes).intra_rank)
+    options = Options(backend=backend, device=device, address=job.address, timeout=timeout)
     store = torch.distributed.PrefixStore(job.next_prefix(), job.store)
     comm = COMMUNICATORS[algorithm](store, rank=job.rank, nodes=job.nodes, options=options)
-    atexit.register(_close, weakref.ref(comm))
+    atexit.register(_close, weakref.ref(comm), os.getpid())
     _say(comm, job)
     return comm
+
+
+def _read_names(name: str, backend: str | None) -> tuple[str, str | None]:
+    """The algorithm and the backend, which the name may hold, too."""
+    algorithm, slash, backend_in_name = name.partition("/")
+    check_known("communicator", algorithm, COMMUNICATORS)
+    if slash:
+        if backend not in (None, backend_in_name):
+            raise UsageError(f"communicator {name!r} and backend={backend!r} contradict each other; give one of them")
+        backend = backend_in_name
+    if backend is not None:
+        check_known("backend", backend, BACKENDS)
+    return algorithm, backend
 
 
 def _say(comm: Communicator, job: Job) -> None:
@@ -84,8 +96,8 @@ def _say(comm: Communicator, job: Job) -> None:
         )
 
 
-def _close(reference: weakref.ref[Communicator]) -> None:
-    """At exit, so that ranks that still wait for this one notice."""
+def _close(reference: weakref.ref[Communicator], pid: int) -> None:
+    """At exit, so that ranks that still wait for this one notice; a forked process has no connections of its own."""
     comm = reference()
-    if comm is not None:
+    if comm is not None and os.getpid() == pid:
         comm.close()

@@ -13,31 +13,50 @@ from torch.distributed.distributed_c10d import GroupName
 
 from renkei.communicators.channel import milliseconds, translate
 from renkei.errors import UsageError
+from renkei.names import check_known
 
 BACKENDS = ("gloo", "nccl")
 
 
 def choose_backend(backend: str | None, device: torch.device) -> str:
-    """The backend asked for, or the fastest there is for the device."""
+    """The backend asked for, one of `BACKENDS`, or the fastest there is for the device."""
     if backend is None:
         return "nccl" if device.type == "cuda" and dist.is_nccl_available() else "gloo"
-    if backend not in BACKENDS:
-        raise UsageError(f"backend is {backend!r}, but must be one of {', '.join(BACKENDS)}")
     if backend == "nccl" and (device.type != "cuda" or not dist.is_nccl_available()):
         raise UsageError(f"backend 'nccl' needs GPUs, but this rank computes on {device}; use backend='gloo'")
     return backend
 
 
-def choose_device(device: str | torch.device | None, intra_rank: int) -> torch.device:
-    """The device asked for, or this rank's GPU, or the CPU.
+def choose_device(device: str | torch.device | None) -> torch.device:
+    """The device asked for, or a GPU, or the CPU; a GPU without a number is still to be numbered by `own_gpu`.
+
+    Raises:
+        UsageError: it is neither the CPU nor a GPU that this process sees.
+    """
+    num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if device is None:
+        return torch.device("cuda" if num_gpus else "cpu")
+    try:
+        chosen = torch.device(device)
+    except (RuntimeError, TypeError):
+        chosen = None
+    if chosen is None or chosen.type not in ("cpu", "cuda"):
+        raise UsageError(f"device is {str(device)!r}, but must be 'cpu', 'cuda' or a GPU such as 'cuda:0'")
+    if chosen.type == "cuda" and (chosen.index or 0) >= num_gpus:
+        raise UsageError(
+            f"device is {str(device)!r}, but this process sees {num_gpus} GPUs; use one it sees, or device='cpu'"
+        )
+    return chosen
+
+
+def own_gpu(device: torch.device, intra_rank: int) -> torch.device:
+    """The device with the number of this rank's GPU, if it is a GPU without one.
 
     Where a launcher shows each rank one GPU only, that one is number 0 for every rank.
     """
-    if device is not None:
-        return torch.device(device)
-    if torch.cuda.is_available():
+    if device.type == "cuda" and device.index is None:
         return torch.device("cuda", intra_rank % torch.cuda.device_count())
-    return torch.device("cpu")
+    return device
 
 
 def device_identity(device: torch.device) -> str:
@@ -75,7 +94,12 @@ def create_group(
         address: of this host, as the other ranks reach it.
         timeout: seconds after which waiting for another rank fails.
         num_threads: how many messages Gloo works on at a time.
+
+    Raises:
+        UsageError: the backend is unknown.
+        PeerLostError, DeadlineError: another rank ended, or did not come.
     """
+    check_known("backend", backend, BACKENDS)
     store = dist.PrefixStore("group", store)
     store.set_timeout(milliseconds(timeout))
     group = ProcessGroup(store, rank, size)
@@ -84,20 +108,22 @@ def create_group(
         gloo = ProcessGroupGloo(dist.PrefixStore("gloo", store), rank, size, options)
     except RuntimeError as error:
         raise translate(error, rank=rank, doing="connecting to the other ranks") from None
-    group._register_backend(torch.device("cpu"), ProcessGroup.BackendType.GLOO, gloo)
     default = ProcessGroup.BackendType.GLOO
+    group._register_backend(torch.device("cpu"), default, gloo)
     if device.type == "cuda":
+        on_gpus: Any = gloo
         if backend == "nccl":
-            default = ProcessGroup.BackendType.NCCL
-            nccl_options = dist.ProcessGroupNCCL.Options()
-            nccl_options._timeout = milliseconds(timeout)
-            nccl = dist.ProcessGroupNCCL(dist.PrefixStore("nccl", store), rank, size, nccl_options)
-            group._register_backend(torch.device("cuda"), default, nccl)
-        else:
-            group._register_backend(torch.device("cuda"), default, gloo)
+            default, on_gpus = ProcessGroup.BackendType.NCCL, _nccl(store, rank, size, timeout)
+        group._register_backend(torch.device("cuda"), default, on_gpus)
     group._set_default_backend(default)
     group._set_group_name(GroupName(f"renkei-{uuid.uuid4()}"))  # local to this process; ranks may share one (threads)
     return group
+
+
+def _nccl(store: dist.Store, rank: int, size: int, timeout: float) -> Any:
+    options = dist.ProcessGroupNCCL.Options()
+    options._timeout = milliseconds(timeout)
+    return dist.ProcessGroupNCCL(dist.PrefixStore("nccl", store), rank, size, options)
 
 
 def _gloo_options(address: str, timeout: float, num_threads: int) -> Any:

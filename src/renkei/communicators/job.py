@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import json
 import math
 import os
 import socket
-import time
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch.distributed as dist
 
 from renkei.communicators.channel import milliseconds, translate
 from renkei.errors import LaunchError
-from renkei.failures.first_cause import FAILED
-from renkei.launch import rendezvous
+from renkei.launch import farewell, rendezvous
 from renkei.launch.environments import LaunchEnvironment, detect
 
+_FILES_PER_RANK = 16  # two for the job and one for each communicator; more than most scripts need
 _ASSEMBLY_SECONDS = 300.0  # for all ranks to come
 _ASSEMBLY_VARIABLE = "RENKEI_ASSEMBLY_SECONDS"  # changes that
-_GOODBYE_SECONDS = 10.0  # for the others to leave before the rank that holds the store does
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,9 @@ def join() -> Job:
     environment = detect(os.environ)
     if dist.is_initialized():
         rank, size = dist.get_rank(), dist.get_world_size()
-        store: dist.Store = dist.PrefixStore("renkei", dist.distributed_c10d._get_default_store())
+        # a connection of our own, for the timeout of the default group's is the user's
+        default: Any = dist.distributed_c10d._get_default_store()
+        store: dist.Store = dist.PrefixStore("renkei", default.clone())
     else:
         rank, size = environment.rank, environment.size
         store = _open_store(environment, timeout)
@@ -115,21 +117,27 @@ def _open_store(environment: LaunchEnvironment, timeout: float) -> dist.Store:
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":  # torchrun holds a store at the master's address
         restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         return dist.PrefixStore(f"renkei/{restart}", _connect(environment.address, environment.port, timeout))
-    listener = rendezvous.inherited_listener() if environment.rank == 0 else None
+    is_ours = environment.launcher == "renkei"  # else it may be a job that a rank of ours has started
+    listener = rendezvous.inherited_listener() if is_ours and environment.rank == 0 else None
     if environment.address is None:
         environment, listener = _meet_over_mpi(environment)
     if environment.rank != 0:
-        store = _connect(environment.address, rendezvous.join(environment, timeout), timeout)
+        port, connection = rendezvous.join(environment, timeout)
+        atexit.register(farewell.leave, connection, os.getpid())
+        store = _connect(environment.address, port, timeout)
     else:
-        store = _serve(environment, listener, timeout)
-    atexit.register(_say_goodbye, store, environment.rank, environment.size)
+        store, guests = _serve(environment, listener, timeout)
+        atexit.register(farewell.leave_last, guests, os.getpid())
     return dist.PrefixStore("renkei", store)
 
 
-def _serve(environment: LaunchEnvironment, listener: socket.socket | None, timeout: float) -> dist.Store:
-    """Rank 0: hold the store, at a port the kernel chooses, and tell the others."""
+def _serve(
+    environment: LaunchEnvironment, listener: socket.socket | None, timeout: float
+) -> tuple[dist.Store, dict[int, socket.socket]]:
+    """Rank 0: hold the store, at a port the kernel chooses, and tell the others; returns the connections to them."""
     assert environment.address is not None
     assert environment.port is not None
+    _allow_connections(environment.size)
     with listener or rendezvous.open_listener(environment.address, environment.port) as meeting_place:
         for_store = rendezvous.open_listener(environment.address, 0)
         port = for_store.getsockname()[1]
@@ -141,8 +149,17 @@ def _serve(environment: LaunchEnvironment, listener: socket.socket | None, timeo
             wait_for_workers=False,
             master_listen_fd=for_store.detach(),
         )
-        rendezvous.host(environment, meeting_place, port, timeout)
-    return store
+        return store, rendezvous.host(environment, meeting_place, port, timeout)
+
+
+def _allow_connections(num_ranks: int) -> None:
+    """Let this process have as many files open as many ranks connect with; most systems begin with 1,024."""
+    with contextlib.suppress(ImportError, ValueError, OSError):  # no such limits, or no way to change them
+        import resource
+
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if soft < _FILES_PER_RANK * num_ranks:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _connect(address: str | None, port: int | None, timeout: float) -> dist.Store:
@@ -158,7 +175,7 @@ def _meet_over_mpi(environment: LaunchEnvironment) -> tuple[LaunchEnvironment, s
     except (ImportError, RuntimeError) as error:
         raise LaunchError(
             f"rank {environment.rank}: started by mpiexec, but how to find the other ranks isn't known, for mpi4py "
-            f"doesn't load ({error}); pip install 'renkei[mpi]', or set MASTER_ADDR and MASTER_PORT"
+            f"doesn't load ({error}); pip install mpi4py mpich, or set MASTER_ADDR and MASTER_PORT"
         ) from None
     world = MPI.COMM_WORLD
     if (world.rank, world.size) != (environment.rank, environment.size):
@@ -191,16 +208,3 @@ def _address_towards(address: str | None) -> str:
         f"found no address of {socket.gethostname()} that other hosts reach; set GLOO_SOCKET_IFNAME to the interface "
         "they do"
     )
-
-
-def _say_goodbye(store: dist.Store, rank: int, size: int) -> None:
-    """Leave the job. The rank that holds the store leaves last, so that no other finds it gone."""
-    deadline = time.monotonic() + _GOODBYE_SECONDS
-    try:
-        if rank != 0:
-            store.add("goodbyes", 1)
-        else:
-            while not FAILED.is_set() and store.add("goodbyes", 0) < size - 1 and time.monotonic() < deadline:
-                time.sleep(0.01)
-    except RuntimeError:
-        pass  # the store has gone, and so has rank 0

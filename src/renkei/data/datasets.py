@@ -62,7 +62,7 @@ def digits() -> ImageDataset:
     try:
         from sklearn.datasets import load_digits
     except ImportError:
-        raise UsageError("the digits come with scikit-learn; pip install 'renkei[demo]'") from None
+        raise UsageError("the digits come with scikit-learn; pip install scikit-learn") from None
     bunch = load_digits()
     images = torch.from_numpy(bunch.images).float().div(16).unsqueeze(1)
     return ImageDataset(images, torch.from_numpy(bunch.target).long())

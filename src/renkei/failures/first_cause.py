@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -69,22 +70,26 @@ def first_cause(failures: Iterable[Failure]) -> Failure:
 def report(error: BaseException) -> int:
     """Tell the launcher or standard error why this process ends; returns the exit code it is to end with."""
     FAILED.set()
-    failure = Failure.of(error, _own_rank())
-    job = os.environ.get(JOB_VARIABLE)
+    rank, job = _own_place()
+    failure = Failure.of(error, rank)
     if job is None:
         print(failure, file=sys.stderr, flush=True)
     else:
-        write(failure, Path(job))
+        write(failure, job)
         if failure.rank != 0:  # goes to this rank's log; rank 0's is the console, where the launcher has the last word
             print(failure, file=sys.stderr, flush=True)
     return failure.exit_code
 
 
-def _own_rank() -> int:
-    try:
-        return detect(os.environ).rank
-    except LaunchError:  # perhaps the very error that is to be told
-        return 0
+def _own_place() -> tuple[int, Path | None]:
+    """This process's rank, and the folder where its launcher collects failures; None where that isn't ours."""
+    job = os.environ.get(JOB_VARIABLE)
+    rank, is_ours = 0, True
+    with contextlib.suppress(LaunchError):  # perhaps the very error that is to be told
+        environment = detect(os.environ)
+        # an mpiexec that a rank of ours has started passes our variables on to ranks that aren't ours
+        rank, is_ours = environment.rank, environment.launcher == "renkei"
+    return rank, Path(job) if job is not None and is_ours else None
 
 
 def write(failure: Failure, job: Path) -> None:
@@ -105,10 +110,12 @@ def has_failures(job: Path) -> bool:
 
 
 def install() -> None:
-    """Let an uncaught exception of the main thread end the whole job, at once, where a launcher isn't ours.
+    """Let an uncaught exception of the main thread end this process at once, where the launcher isn't ours.
 
-    Under mpiexec the job is aborted, for ranks that have called MPI_Init would wait for this one in MPI_Finalize. The
-    hook that was there before, a debugger's say, is called as well.
+    So the launcher and the other ranks notice. Python's own end would first wait for threads, and for this process's
+    connections to be closed; it is left out, with all that is registered with `atexit`. Where MPI is in use, MPI_Abort
+    ends the job, for ranks that have called MPI_Init would wait for this one in MPI_Finalize. The hook that was there
+    before, a debugger's say, is called as well.
     """
     if threading.current_thread() is not threading.main_thread() or isinstance(sys.excepthook, _Hook):
         return
@@ -126,8 +133,10 @@ class _Hook:
         exit_code = report(error)
         if self._earlier is not sys.__excepthook__:
             self._earlier(kind, error, trace)
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError, AttributeError):  # it is broken, closed or None
+                stream.flush()
         mpi = sys.modules.get("mpi4py.MPI")
         if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized():
-            sys.stderr.flush()
             mpi.COMM_WORLD.Abort(exit_code)
-        raise SystemExit(exit_code)
+        os._exit(exit_code)

@@ -23,7 +23,7 @@ class LaunchEnvironment:
     Attributes:
         launcher: "renkei", "torchrun", "openmpi", "mpich", "slurm", "variables" (set by hand) or "plain" (none).
         rank, size: this process among all.
-        local_rank, local_size: among those on its node; None where the launcher doesn't tell.
+        local_size: how many there are on its node; None where the launcher doesn't tell.
         node: the launcher's name or number of the node, where it has one.
         address, port: where rank 0 is to be met; None where the launcher doesn't tell.
         source: the variables that gave rank and size.
@@ -32,7 +32,6 @@ class LaunchEnvironment:
     launcher: str
     rank: int
     size: int
-    local_rank: int | None
     local_size: int | None
     node: str | None
     address: str | None
@@ -45,6 +44,19 @@ class LaunchEnvironment:
         return self.launcher != "plain"
 
 
+# What a rank that `renkei launch` has started is told, and what tells it that another launcher has started it.
+_OURS = ("RENKEI_JOB", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_OF_OTHERS = ("TORCHELASTIC_", "OMPI_COMM_WORLD_", "PMI_", "MPI_LOCAL", "SLURM_STEP_ID")
+
+
+def without_place(variables: Variables) -> dict[str, str]:
+    """The variables without those that make another launcher's process of a process; for the ranks of a new job.
+
+    What is found beside RENKEI_JOB, then, is of a launcher that came later: an mpiexec that a rank has started, say.
+    """
+    return {name: value for name, value in variables.items() if not name.startswith(_OF_OTHERS)}
+
+
 def detect(variables: Variables) -> LaunchEnvironment:
     """The launcher's word, or rank 0 of 1 if there was none.
 
@@ -53,8 +65,10 @@ def detect(variables: Variables) -> LaunchEnvironment:
     """
     claims = [claim for read in _READERS if (claim := read(variables)) is not None]
     if not claims:
-        return LaunchEnvironment("plain", 0, 1, 0, 1, None, None, None, ("", ""))
+        return LaunchEnvironment("plain", 0, 1, 1, None, None, None, ("", ""))
     innermost, *others = claims
+    if innermost.launcher == "renkei" and others:
+        return detect({name: value for name, value in variables.items() if name not in _OURS})
     for other in others:
         _check_consistent(innermost, other, variables)
     return _with_meeting_place(innermost, variables)
@@ -64,9 +78,9 @@ def _torchrun(variables: Variables) -> LaunchEnvironment | None:
     claim = _claim(variables, "variables", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")
     if claim is None:
         return None
-    if "RENKEI_JOB" in variables:
-        return replace(claim, launcher="renkei")
-    return replace(claim, launcher="torchrun") if "TORCHELASTIC_RUN_ID" in variables else claim
+    if "TORCHELASTIC_RUN_ID" in variables:
+        return replace(claim, launcher="torchrun")
+    return replace(claim, launcher="renkei") if "RENKEI_JOB" in variables else claim
 
 
 def _open_mpi(variables: Variables) -> LaunchEnvironment | None:
@@ -93,7 +107,7 @@ def _slurm(variables: Variables) -> LaunchEnvironment | None:
     steps_tasks = variables.get("SLURM_STEP_NUM_TASKS")
     if "SLURM_STEP_ID" not in variables or steps_tasks is None or steps_tasks != variables.get("SLURM_NTASKS"):
         return None
-    claim = _claim(variables, "slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", None, "SLURM_NODEID")
+    claim = _claim(variables, "slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "", "SLURM_NODEID")
     if claim is None or "SLURM_GTIDS" not in variables:
         return claim
     return replace(claim, local_size=len(variables["SLURM_GTIDS"].split(",")))  # the ranks on this node
@@ -109,7 +123,7 @@ def _claim(
     rank: str,
     size: str,
     local_rank: str,
-    local_size: str | None,
+    local_size: str,
     node: str | None,
 ) -> LaunchEnvironment | None:
     """What one launcher's variables say; None if neither rank nor size is among them."""
@@ -125,22 +139,20 @@ def _claim(
         launcher=launcher,
         rank=_integer(variables, rank),
         size=_integer(variables, size),
-        local_rank=_integer(variables, local_rank) if local_rank in variables else None,
-        local_size=_integer(variables, local_size) if local_size and local_size in variables else None,
+        local_size=_integer(variables, local_size) if local_size in variables else None,
         node=variables.get(node) if node else None,
         address=None,
         port=None,
         source=(rank, size),
     )
     _check_below(variables, rank, size)
-    if claim.local_rank is not None and claim.local_size is not None:
-        assert local_size is not None
+    if local_rank in variables and local_size in variables:
         _check_below(variables, local_rank, local_size)
     return claim
 
 
 def _check_below(variables: Variables, lower: str, upper: str) -> None:
-    if not 0 <= int(variables[lower]) < int(variables[upper]):
+    if not 0 <= _integer(variables, lower) < _integer(variables, upper):
         raise LaunchError(
             f"{lower}={variables[lower]} and {upper}={variables[upper]} contradict each other: the first must be at "
             "least 0 and below the second; unset what is left over from another launcher"
@@ -149,16 +161,30 @@ def _check_below(variables: Variables, lower: str, upper: str) -> None:
 
 def _check_consistent(inner: LaunchEnvironment, outer: LaunchEnvironment, variables: Variables) -> None:
     """Launchers may be nested, but a number set by hand must be the scheduler's, and equal sizes mean equal ranks."""
-    if inner.launcher in ("renkei", "torchrun"):
+    if inner.launcher == "torchrun":
+        _check_no_second_crowd(inner, outer, variables)
         return
     same_size = inner.size == outer.size
     if same_size and inner.rank == outer.rank:
         return
     nested = inner.launcher in ("openmpi", "mpich") and outer.launcher == "slurm" and not same_size
     if not nested:
-        names = (*inner.source, *outer.source)
-        listing = ", ".join(f"{name}={variables[name]}" for name in names)
+        listing = _listing(variables, *inner.source, *outer.source)
         raise LaunchError(f"{listing} contradict one another; unset those that are left over from another launcher")
+
+
+def _check_no_second_crowd(torchrun: LaunchEnvironment, other: LaunchEnvironment, variables: Variables) -> None:
+    """Which of the two came first can't be told, but several processes of a job of one would each train alone."""
+    if torchrun.size == 1 < other.size:
+        raise LaunchError(
+            f"{_listing(variables, *torchrun.source)} (torchrun) and {_listing(variables, *other.source)} "
+            f"({other.launcher}): {other.size} processes would each train alone; start all ranks by one of the two, or "
+            "unset what the other has set"
+        )
+
+
+def _listing(variables: Variables, *names: str) -> str:
+    return ", ".join(f"{name}={variables[name]}" for name in names)
 
 
 def _with_meeting_place(claim: LaunchEnvironment, variables: Variables) -> LaunchEnvironment:

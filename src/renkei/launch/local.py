@@ -21,6 +21,7 @@ from typing import IO, Any
 from renkei.errors import RankFailedError, UsageError
 from renkei.failures.first_cause import JOB_VARIABLE, Failure, first_cause, has_failures, read_all
 from renkei.launch.child import LAUNCHER_VARIABLE
+from renkei.launch.environments import without_place
 from renkei.launch.rendezvous import LISTENER_VARIABLE
 
 _POLL = 0.02  # seconds between looks at the ranks
@@ -120,8 +121,7 @@ def _start(
     relay: bool,
 ) -> subprocess.Popen[bytes]:
     address, port = reservation.getsockname()
-    # A torchrun around this process has its own store; the new job must not take it for its own.
-    variables = {name: value for name, value in os.environ.items() if not name.startswith("TORCHELASTIC_")}
+    variables = without_place(os.environ)
     variables.setdefault("OMP_NUM_THREADS", str(threads_per_rank(num_ranks)))
     variables |= {"RANK": str(rank), "WORLD_SIZE": str(num_ranks), JOB_VARIABLE: str(job)}
     variables |= {"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(num_ranks)}
@@ -159,11 +159,21 @@ def _wait(ranks: Sequence[subprocess.Popen[bytes]], job: Path, log_dir: Path) ->
     told = {failure.rank for failure in failures}
     # a rank that fell without a word did so before those that tell of it
     failures += [
-        _untold(number, rank.returncode, log_dir, all_well if number in fallen else time.time())
+        _untold(number, rank.returncode, log_dir, all_well if number in fallen | _killed(ranks) else time.time())
         for number, rank in enumerate(ranks)
         if rank.returncode and number not in told
     ]
     return first_cause(failures)
+
+
+def _killed(ranks: Sequence[subprocess.Popen[bytes]]) -> set[int]:
+    """The ranks ended by a signal from outside: no other rank's end does that, nor has this launcher yet.
+
+    A process's connections are closed a moment before its parent can see that it has ended, so the others may tell of
+    it first. SIGABRT is left out: libraries raise it themselves when another rank has gone.
+    """
+    codes = {number: rank.returncode or 0 for number, rank in enumerate(ranks)}
+    return {number for number, code in codes.items() if code < 0 and code != -signal.SIGABRT}
 
 
 def _untold(rank: int, returncode: int, log_dir: Path, at: float) -> Failure:
