@@ -15,6 +15,8 @@ from typing import Any
 
 from record import Record, table
 
+ROUNDS = 20
+
 
 def measure(ranks: int, rounds: int) -> list[dict[str, Any]]:
     command = [sys.executable, "-m", "renkei", "bench", "step", "-n", str(ranks), "--peers", "ddp"]
@@ -27,7 +29,7 @@ def main() -> None:
     record = Record("step-against-ddp")
     found: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for run in range(runs):
-        for result in measure(ranks=2, rounds=30):
+        for result in measure(ranks=2, rounds=ROUNDS):
             record.add(run=run, **result)
             found.setdefault((result["model"], result["name"]), []).append(result)
     rows = []
@@ -37,7 +39,7 @@ def main() -> None:
         spread = f"{statistics.median(ratios):.3f} ({ratios[0]:.3f} to {ratios[-1]:.3f})" if ratios else ""
         rows.append((model, name, f"{middle['median_ms']:.2f}", f"{middle['exposed_ms']:.2f}", spread))
     text = (
-        f"Two ranks, one thread each, Gloo; {runs} runs, in each 30 turns of 8 steps per contestant in random order. "
+        f"Two ranks, one thread each, Gloo; {runs} runs, in each {ROUNDS} turns of 8 steps per contestant in random order. "
         "A step takes as long as on the slowest rank. DDP has gradients as bucket views, a static graph, and the best "
         "of three bucket sizes counts. Exposed is what a step takes longer than one without communication; *all-reduce "
         "alone* is the time to add as many bytes with nothing else to do, below which nothing that goes over Gloo and "

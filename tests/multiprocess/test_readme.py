@@ -60,8 +60,8 @@ def test_the_script_for_one_process_runs(tmp_path: Path) -> None:
 
 WAYS = {
     "launch": [RENKEI, "launch", "-n", "2"],
-    "torchrun": [TORCHRUN, "--nproc-per-node", "4"],
-    "mpiexec": [str(MPIEXEC), "-n", "4", sys.executable],
+    "torchrun": [TORCHRUN, "--nproc-per-node", "2"],
+    "mpiexec": [str(MPIEXEC), "-n", "2", sys.executable],
 }
 
 

@@ -137,9 +137,9 @@ def test_a_batch_larger_than_the_dataset_is_the_dataset(tmp_path: Path) -> None:
 
 
 def test_more_ranks_than_samples_train_all_the_same(tmp_path: Path) -> None:
-    data = idx_files.write(tmp_path / "data", num_training=5, num_test=3)
-    command = ("fashion-mnist", "-n", "7", "--data", str(data), *ONE_EPOCH, "--set", "global_batch_size=3")
-    check_result(train(*command, cwd=tmp_path), tmp_path, world_size=7, epochs=1, steps=2)
+    data = idx_files.write(tmp_path / "data", num_training=3, num_test=2)
+    command = ("fashion-mnist", "-n", "4", "--data", str(data), *ONE_EPOCH, "--set", "global_batch_size=2")
+    check_result(train(*command, cwd=tmp_path), tmp_path, world_size=4, epochs=1, steps=2)
 
 
 # -- one rank, and what is printed for people ---------------------------------------------------------------------

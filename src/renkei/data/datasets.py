@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import importlib.util
 import math
 import zlib
 from collections.abc import Sequence
@@ -59,13 +60,16 @@ def split(dataset: ImageDataset, held_out: int, seed: int = 0) -> tuple[ImageDat
 
 def digits() -> ImageDataset:
     """1,797 scanned digits of 1 x 8 x 8, from 0 to 1 (UCI ML repository, as scikit-learn carries them)."""
+    package = importlib.util.find_spec("sklearn")
+    if package is None or not package.submodule_search_locations:
+        raise UsageError("the digits come with scikit-learn; pip install scikit-learn")
+    # Not by its load_digits, for which each rank would import for seconds what it needs of it for a table.
+    path = Path(package.submodule_search_locations[0], "datasets", "data", "digits.csv.gz")
     try:
-        from sklearn.datasets import load_digits
-    except ImportError:
-        raise UsageError("the digits come with scikit-learn; pip install scikit-learn") from None
-    bunch = load_digits()
-    images = torch.from_numpy(bunch.images).float().div(16).unsqueeze(1)
-    return ImageDataset(images, torch.from_numpy(bunch.target).long())
+        table = torch.from_numpy(np.loadtxt(path, dtype=np.uint8, delimiter=","))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path} can't be read: {error}; install scikit-learn again") from None
+    return ImageDataset(table[:, :-1].reshape(-1, 1, 8, 8).float().div(16), table[:, -1].long())
 
 
 def mnist_like(folders: Sequence[str | Path]) -> tuple[ImageDataset, ImageDataset]:

@@ -19,6 +19,7 @@ from renkei.errors import LaunchError, PeerLostError, RenkeiError, UsageError
 from renkei.launch.environments import detect
 
 FAILED = threading.Event()  # set once this process has failed: nobody need be waited for any more
+_LAST_WORDS = 0.3  # seconds for mpiexec to read what was said: when told to abort, it drops what it hasn't read
 JOB_VARIABLE = "RENKEI_JOB"  # the folder in which a launcher on this host collects what its ranks report
 
 
@@ -138,5 +139,6 @@ class _Hook:
                 stream.flush()
         mpi = sys.modules.get("mpi4py.MPI")
         if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized():
+            time.sleep(_LAST_WORDS)
             mpi.COMM_WORLD.Abort(exit_code)
         os._exit(exit_code)

@@ -23,7 +23,11 @@ def numbered(length: int) -> ImageDataset:
 
 
 def test_the_digits() -> None:
-    dataset = digits()
+    from sklearn.datasets import load_digits
+
+    dataset, expected = digits(), load_digits()
+    assert torch.equal(dataset.images, torch.from_numpy(expected.images).float().div(16).unsqueeze(1))
+    assert torch.equal(dataset.labels, torch.from_numpy(expected.target))
     assert len(dataset) == 1797
     assert (dataset.images.shape, dataset.images.dtype) == ((1797, 1, 8, 8), torch.float32)
     assert (dataset.images.min(), dataset.images.max()) == (0, 1)
