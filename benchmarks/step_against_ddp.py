@@ -39,8 +39,8 @@ def main() -> None:
         spread = f"{statistics.median(ratios):.3f} ({ratios[0]:.3f} to {ratios[-1]:.3f})" if ratios else ""
         rows.append((model, name, f"{middle['median_ms']:.2f}", f"{middle['exposed_ms']:.2f}", spread))
     text = (
-        f"Two ranks, one thread each, Gloo; {runs} runs, in each {ROUNDS} turns of 8 steps per contestant in random order. "
-        "A step takes as long as on the slowest rank. DDP has gradients as bucket views, a static graph, and the best "
+        f"Two ranks, one thread each, Gloo; {runs} runs, in each {ROUNDS} turns of 8 steps per contestant in random "
+        "order. A step takes as long as on the slowest rank. DDP has gradients as bucket views, a static graph, and the best "
         "of three bucket sizes counts. Exposed is what a step takes longer than one without communication; *all-reduce "
         "alone* is the time to add as many bytes with nothing else to do, below which nothing that goes over Gloo and "
         "doesn't hide it can be. Ratios are to the best DDP of the same run: median (smallest to largest).\n\n"
