@@ -15,7 +15,7 @@ from typing import Any
 
 from record import Record, table
 
-ROUNDS = 20
+ROUNDS = 12
 
 
 def measure(ranks: int, rounds: int) -> list[dict[str, Any]]:
@@ -40,10 +40,11 @@ def main() -> None:
         rows.append((model, name, f"{middle['median_ms']:.2f}", f"{middle['exposed_ms']:.2f}", spread))
     text = (
         f"Two ranks, one thread each, Gloo; {runs} runs, in each {ROUNDS} turns of 8 steps per contestant in random "
-        "order. A step takes as long as on the slowest rank. DDP has gradients as bucket views, a static graph, and the best "
-        "of three bucket sizes counts. Exposed is what a step takes longer than one without communication; *all-reduce "
-        "alone* is the time to add as many bytes with nothing else to do, below which nothing that goes over Gloo and "
-        "doesn't hide it can be. Ratios are to the best DDP of the same run: median (smallest to largest).\n\n"
+        "order. A step takes as long as on the slowest rank. DDP has gradients as bucket views, a static graph, "
+        "and the best of three bucket sizes counts. Exposed is what a step takes longer than one without "
+        "communication; *all-reduce alone* is the time to add as many bytes with nothing else to do, below which nothing that goes "
+        "over Gloo and doesn't hide it can be. Ratios are to the best DDP, round by round; of each run the median "
+        "counts, and here is the median of runs (smallest to largest).\n\n"
         + table(("model", "who", "step, ms", "exposed, ms", "of best DDP"), rows)
     )
     print(record.write("A training step against DDP", text))

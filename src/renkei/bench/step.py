@@ -3,49 +3,26 @@
 from __future__ import annotations
 
 import random
-import statistics
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from renkei.bench.comparison import ALL_REDUCE, ALONE, Measurement, compare
 from renkei.communicators.communicator import Communicator
 from renkei.models.convnet import ConvNet, perceptron
 from renkei.optim.multi_node import MultiNodeOptimizer
 
-ALONE = "no communication"
-ALL_REDUCE = "all-reduce alone"
 STEPS_IN_A_ROW = 8
 DDP_BUCKETS_MIB = (1, 4, 25)
 
 Step = Callable[[], None]
 Model = Callable[[], tuple[nn.Module, Tensor, Tensor]]
-
-
-@dataclass(frozen=True)
-class Measurement:
-    """What one contestant took.
-
-    Attributes:
-        name, model: who trained what.
-        median_ms, quartiles_ms: of a step, which takes as long as it does on the slowest rank.
-        exposed_ms: how much longer the median is than that without communication; all of it for the all-reduce
-            alone, which nothing hides.
-        ratio: of the median to that of the best peer; None without peers, and for what isn't a step.
-    """
-
-    name: str
-    model: str
-    median_ms: float
-    quartiles_ms: tuple[float, float]
-    exposed_ms: float
-    ratio: float | None
 
 
 def _perceptron() -> tuple[nn.Module, Tensor, Tensor]:
@@ -69,7 +46,7 @@ def measure(comm: Communicator, model: str, peers: Sequence[str], rounds: int) -
         rounds: how often each gets its turn of `STEPS_IN_A_ROW` steps.
     """
     contestants = dict(_contestants(comm, MODELS[model], peers))
-    seconds: dict[str, list[float]] = {name: [] for name in contestants}
+    seconds: dict[str, list[list[float]]] = {name: [] for name in contestants}
     shuffle = random.Random(0).shuffle
     for step in contestants.values():
         for _ in range(STEPS_IN_A_ROW):  # the first steps plan buckets
@@ -79,27 +56,15 @@ def measure(comm: Communicator, model: str, peers: Sequence[str], rounds: int) -
         shuffle(order)
         for name in order:
             comm.barrier()
-            for _ in range(STEPS_IN_A_ROW):
-                begin = time.perf_counter()
-                contestants[name]()
-                seconds[name].append(time.perf_counter() - begin)
+            seconds[name].append([_time(contestants[name]) for _ in range(STEPS_IN_A_ROW)])
     slowest = {name: comm.all_reduce(torch.tensor(own), "max").tolist() for name, own in seconds.items()}
-    medians = {name: 1000 * statistics.median(each) for name, each in slowest.items()}
-    best_peer = min((medians[name] for name in medians if name.split(",")[0] in peers), default=None)
-    results = []
-    for name, each in slowest.items():
-        low, _, high = statistics.quantiles(each, n=4)
-        results.append(
-            Measurement(
-                name=name,
-                model=model,
-                median_ms=round(medians[name], 3),
-                quartiles_ms=(round(1000 * low, 3), round(1000 * high, 3)),
-                exposed_ms=round(medians[name] - (medians[ALONE] if name != ALL_REDUCE else 0), 3),
-                ratio=round(medians[name] / best_peer, 4) if best_peer and name != ALL_REDUCE else None,
-            )
-        )
-    return results
+    return compare(model, slowest, peers=[name for name in contestants if name.split(",")[0] in peers])
+
+
+def _time(step: Step) -> float:
+    begin = time.perf_counter()
+    step()
+    return time.perf_counter() - begin
 
 
 def _contestants(comm: Communicator, model: Model, peers: Sequence[str]) -> Iterator[tuple[str, Step]]:

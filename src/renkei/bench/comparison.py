@@ -1,0 +1,64 @@
+"""Comparing how long contestants took that were measured in turns. Arithmetic only.
+
+A machine that others share is slower for minutes on end, so what is compared is what was measured in the same round.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+ALONE = "no communication"
+ALL_REDUCE = "all-reduce alone"
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What one contestant took.
+
+    Attributes:
+        name, model: who trained what.
+        median_ms, quartiles_ms: of a step, which takes as long as it does on the slowest rank.
+        exposed_ms: how much longer a step is than one without communication in the same round, the median of rounds;
+            all of it for the all-reduce alone, which nothing hides.
+        ratio: of a step to the best peer's in the same round, the median of rounds; None without peers, and for what
+            isn't a step.
+    """
+
+    name: str
+    model: str
+    median_ms: float
+    quartiles_ms: tuple[float, float]
+    exposed_ms: float
+    ratio: float | None
+
+
+def compare(model: str, seconds: Mapping[str, Sequence[Sequence[float]]], peers: Sequence[str]) -> list[Measurement]:
+    """One measurement for each contestant.
+
+    Args:
+        seconds: by contestant, `ALONE` among them, and by round: how long each step of its turn took.
+        peers: those contestants of whom the best counts: the one that is quickest by the median of its rounds.
+    """
+    turns = {name: [statistics.median(steps) for steps in rounds] for name, rounds in seconds.items()}
+    best_peer = min(peers, key=lambda name: statistics.median(turns[name]), default=None)
+    results = []
+    for name, own in turns.items():
+        steps = [1000 * step for rounds in seconds[name] for step in rounds]
+        low, _, high = statistics.quantiles(steps, n=4)
+        hidden = turns[ALONE] if name != ALL_REDUCE else [0.0] * len(own)
+        ratio = None
+        if best_peer is not None and name != ALL_REDUCE:
+            ratio = round(statistics.median(mine / its for mine, its in zip(own, turns[best_peer], strict=True)), 4)
+        results.append(
+            Measurement(
+                name=name,
+                model=model,
+                median_ms=round(statistics.median(steps), 3),
+                quartiles_ms=(round(low, 3), round(high, 3)),
+                exposed_ms=round(1000 * statistics.median(a - b for a, b in zip(own, hidden, strict=True)), 3),
+                ratio=ratio,
+            )
+        )
+    return results
