@@ -42,9 +42,9 @@ def main() -> None:
         f"Two ranks, one thread each, Gloo; {runs} runs, in each {ROUNDS} turns of 8 steps per contestant in random "
         "order. A step takes as long as on the slowest rank. DDP has gradients as bucket views, a static graph, "
         "and the best of three bucket sizes counts. Exposed is what a step takes longer than one without "
-        "communication; *all-reduce alone* is the time to add as many bytes with nothing else to do, below which nothing that goes "
-        "over Gloo and doesn't hide it can be. Ratios are to the best DDP, round by round; of each run the median "
-        "counts, and here is the median of runs (smallest to largest).\n\n"
+        "communication; *all-reduce alone* is the time to add as many bytes with nothing else to do: less can't be "
+        "exposed of what goes over Gloo and isn't hidden. Ratios are to the best DDP, round by round; of each run the "
+        "median counts, and here is the median of runs (smallest to largest).\n\n"
         + table(("model", "who", "step, ms", "exposed, ms", "of best DDP"), rows)
     )
     print(record.write("A training step against DDP", text))
