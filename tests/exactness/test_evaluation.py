@@ -108,6 +108,30 @@ def test_ranks_with_different_samples_are_told_so() -> None:
     assert "rank 0: 5 in batches of 2, rank 1: 6 in batches of 2" in text
 
 
+def check_different_models_are_told() -> None:
+    def body(model: nn.Module, comm: Communicator) -> str:
+        if comm.rank == 2:
+            next(value for name, value in model.named_buffers() if "running_mean" in name).add_(1e-6)
+        with pytest.raises(MismatchError) as caught:
+            evaluate(model, some_digits(5), comm, batch_size=2, metrics=METRICS)
+        return str(caught.value)
+
+    (text,) = set(on_ranks(3, body))
+    assert "rank 2 has another value of" in text
+    assert "running_mean" in text
+    assert "pool_batch_norm" in text
+
+
+def test_statistics_that_were_not_pooled_are_told_on_all_ranks() -> None:
+    check_different_models_are_told()
+
+
+def test_red_twin_models_that_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evaluation, "_check_alike", lambda model, comm: None)
+    with pytest.raises(pytest.fail.Exception):
+        check_different_models_are_told()
+
+
 def test_a_metric_that_is_a_mean_over_the_batch_is_refused() -> None:
     metrics = {"loss": nn.functional.cross_entropy}
     with pytest.raises(UsageError, match=r"'loss' gives a tensor of shape \[\] for 64 samples.*reduction='none'"):

@@ -148,6 +148,22 @@ def test_the_last_words_of_a_rank_that_ends_are_told() -> None:
     assert "last words of rank 2" in str(fail_on(2, fail))
 
 
+@pytest.mark.parametrize(("code", "told"), [("'I give up'", "I give up"), ("3", "code 3"), ("0", "exit code 0")])
+def test_a_rank_that_leaves_early_is_named_and_not_the_one_it_leaves(code: str, told: str, tmp_path: Path) -> None:
+    script = tmp_path / "leaving.py"
+    script.write_text(
+        "import atexit, sys, time, torch, renkei\n"
+        "atexit.register(time.sleep, 2.0)  # after the connections are closed: long in leaving\n"
+        "comm = renkei.create_communicator(timeout=20)\n"
+        f"if comm.rank == 1: sys.exit({code})\n"
+        "comm.all_reduce(torch.zeros(3))\n"
+    )
+    failure = launch(["script", str(script)], 2)
+    assert failure is not None
+    assert failure.rank == 1
+    assert told in str(failure)
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 def test_wrong_usage_is_wrong_usage_here_too(rank: int) -> None:
     def fail() -> None:

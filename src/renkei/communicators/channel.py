@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import weakref
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -15,6 +16,7 @@ from renkei.communicators.headers import Header, first_misfit, problem_with
 from renkei.errors import DeadlineError, MismatchError, PeerLostError, RenkeiError, UsageError
 
 _EXCERPT = 300  # characters of a long call that are shown
+_NOT_FOR_USERS = re.compile(r"\[[^\]]*\.(cc|cpp|h):\d+\] ?|\.? *(This may indicate|GLHF).*")  # in Gloo's errors
 _CPU = torch.device("cpu")
 _ADDED_IN_32_BITS = (torch.float16, torch.bfloat16)
 
@@ -74,11 +76,11 @@ class Pending:
 
 def translate(error: RuntimeError, *, rank: int, doing: str) -> RenkeiError:
     """Renkei's error for one that torch raised while this rank was `doing` something with others."""
-    text = next(iter(str(error).splitlines()), type(error).__name__)
+    text = _NOT_FOR_USERS.sub("", next(iter(str(error).splitlines()), "")).strip() or type(error).__name__
     if "imed out" in text or "imeout" in text:
-        return DeadlineError(f"rank {rank} waited too long for other ranks in {doing}: {text}")
+        return DeadlineError(f"rank {rank} waited too long for other ranks in {doing}: {text}; do all ranks get there?")
     if "onnection" in text or "peer" in text or "roken pipe" in text:
-        return PeerLostError(f"rank {rank} lost another rank in {doing}: {text}")
+        return PeerLostError(f"rank {rank} lost another rank in {doing}: {text}; it failed or left early: see its log")
     return RenkeiError(f"rank {rank}: {doing} failed: {text}")
 
 

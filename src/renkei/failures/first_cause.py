@@ -51,7 +51,7 @@ class Failure:
         return cls(
             rank=rank,
             time=time.time(),
-            summary=f"{name}{error}",
+            summary=f"{name}{_text(error)}",
             details="" if said_in_a_line else "".join(traceback.format_exception(error)),
             exit_code=error.exit_code if isinstance(error, RenkeiError) else 1,
             is_consequence=isinstance(error, PeerLostError),
@@ -61,6 +61,13 @@ class Failure:
         if self.exit_code == 2 and not self.details:
             return f"renkei: {self.summary}"
         return f"{self.details}first cause: rank {self.rank} on {socket.gethostname()}: {self.summary}"
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # an exception of the user's that can't even be told
+        return "(its text can't be had: its __str__ raises)"
 
 
 def first_cause(failures: Iterable[Failure]) -> Failure:

@@ -26,6 +26,7 @@ from renkei.launch.rendezvous import LISTENER_VARIABLE
 
 _POLL = 0.02  # seconds between looks at the ranks
 _LAST_WORDS = 1.0  # seconds for the other ranks to notice a failure by themselves
+_LEAVING = 8.0  # seconds for a rank that others say is gone to be gone
 _TERMINATION = 3.0  # seconds from SIGTERM to SIGKILL
 
 
@@ -152,18 +153,29 @@ def _wait(ranks: Sequence[subprocess.Popen[bytes]], job: Path, log_dir: Path) ->
         time.sleep(_POLL)
         all_well, now = now, time.time()
     fallen = {number for number, rank in enumerate(ranks) if rank.returncode}
-    deadline = time.monotonic() + _LAST_WORDS
-    while any(rank.poll() is None for rank in ranks) and time.monotonic() < deadline:
+    begin = time.monotonic()
+    while any([rank.poll() is None for rank in ranks]):
+        if time.monotonic() - begin > (_LAST_WORDS if _is_explained(ranks, job) else _LEAVING):
+            break
         time.sleep(_POLL)
     failures = read_all(job)
     told = {failure.rank for failure in failures}
+    all_complain = all(failure.is_consequence for failure in failures)
     # a rank that fell without a word did so before those that tell of it
     failures += [
         _untold(number, rank.returncode, log_dir, all_well if number in fallen | _killed(ranks) else time.time())
         for number, rank in enumerate(ranks)
-        if rank.returncode and number not in told
+        if number not in told and (rank.returncode or (rank.returncode == 0 and all_complain and not fallen - told))
     ]
     return first_cause(failures)
+
+
+def _is_explained(ranks: Sequence[subprocess.Popen[bytes]], job: Path) -> bool:
+    """Whether more is known than that some ranks complain of another: that one may be long in leaving."""
+    failures = read_all(job)
+    told = {failure.rank for failure in failures}
+    fell = any(rank.returncode for number, rank in enumerate(ranks) if number not in told)
+    return fell or not all(failure.is_consequence for failure in failures)
 
 
 def _killed(ranks: Sequence[subprocess.Popen[bytes]]) -> set[int]:
@@ -181,8 +193,10 @@ def _untold(rank: int, returncode: int, log_dir: Path, at: float) -> Failure:
     if returncode < 0:
         name = {number.value: number.name for number in signal.Signals}.get(-returncode, "unnamed")
         summary = f"ended by signal {-returncode} ({name})"
-    else:
+    elif returncode:
         summary = f"exited with code {returncode}"
+    else:
+        summary = "ended, with exit code 0, while others waited for it; every rank must take equally many steps"
     log = log_dir / f"rank-{rank}.log"
     last_words = log.read_text(errors="replace").splitlines(keepends=True)[-30:] if log.exists() else []
     return Failure(rank, at, summary, "".join(last_words), exit_code=max(1, returncode))
