@@ -245,8 +245,8 @@ def test_red_twin_evaluation_that_pads_so_that_all_ranks_have_equally_many_batch
 ) -> None:
     honest = evaluation._own_batches
 
-    def padded(dataset: Any, comm: Communicator, batch_size: int) -> Iterator[Any]:
-        batches = list(honest(dataset, comm, batch_size))
+    def padded(model: nn.Module, dataset: Any, comm: Communicator, batch_size: int) -> Iterator[Any]:
+        batches = list(honest(model, dataset, comm, batch_size))
         return iter(batches + batches[-1:] * (comm.rank == comm.size - 1))
 
     monkeypatch.setattr(evaluation, "_own_batches", padded)
