@@ -56,6 +56,14 @@ def test_each_rank_is_told_its_place() -> None:
     assert len(ports) == 1
 
 
+@pytest.mark.parametrize(("given", "told"), [("abc", None), ("0", None), ("3", "3"), ("3,2", "3,2")])
+def test_a_number_of_threads_that_is_none_is_not_passed_on(
+    given: str, told: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", given)
+    assert run(os.getenv, 1, "OMP_NUM_THREADS") == [told or str(threads_per_rank(1))]
+
+
 def test_threads_are_the_cores_divided() -> None:
     cores = len(os.sched_getaffinity(0))
     assert [threads_per_rank(size) for size in (1, cores, 10 * cores)] == [cores, 1, 1]

@@ -65,8 +65,8 @@ class DataLoader:
     ) -> None:
         if isinstance(dataset, IterableDataset):
             raise UsageError("an IterableDataset can't be dealt by index; use one with __getitem__ and __len__")
-        if global_batch_size < 1:
-            raise UsageError(f"global_batch_size is {global_batch_size}, but must be at least 1")
+        if not hasattr(global_batch_size, "__index__") or global_batch_size < 1:
+            raise UsageError(f"global_batch_size is {global_batch_size!r}, but must be a whole number, at least 1")
         fixed, example = False, 0
         if isinstance(dataset, ScatteredDataset):
             if shuffle is not None or seed is not None:
@@ -79,7 +79,7 @@ class DataLoader:
         self.comm = comm
         self.dealer = Dealer(
             num_examples=len(dataset),
-            global_batch_size=global_batch_size,
+            global_batch_size=int(global_batch_size),
             num_ranks=comm.size,
             shuffle=bool(shuffle),
             seed=seed or 0,

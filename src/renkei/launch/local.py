@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
+import re
 import shutil
 import signal
 import socket
@@ -24,6 +25,7 @@ from renkei.launch.child import LAUNCHER_VARIABLE
 from renkei.launch.environments import without_place
 from renkei.launch.rendezvous import LISTENER_VARIABLE
 
+_THREADS = re.compile(r"[1-9]\d*(,[1-9]\d*)*")  # what OpenMP takes: a number, or one for each level of nesting
 _POLL = 0.02  # seconds between looks at the ranks
 _LAST_WORDS = 1.0  # seconds for the other ranks to notice a failure by themselves
 _LEAVING = 8.0  # seconds for a rank that others say is gone to be gone
@@ -123,7 +125,8 @@ def _start(
 ) -> subprocess.Popen[bytes]:
     address, port = reservation.getsockname()
     variables = without_place(os.environ)
-    variables.setdefault("OMP_NUM_THREADS", str(threads_per_rank(num_ranks)))
+    if not _THREADS.fullmatch(variables.get("OMP_NUM_THREADS", "")):  # else each rank would take all the cores
+        variables["OMP_NUM_THREADS"] = str(threads_per_rank(num_ranks))
     variables |= {"RANK": str(rank), "WORLD_SIZE": str(num_ranks), JOB_VARIABLE: str(job)}
     variables |= {"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(num_ranks)}
     variables |= {"MASTER_ADDR": address, "MASTER_PORT": str(port), LAUNCHER_VARIABLE: str(os.getpid())}

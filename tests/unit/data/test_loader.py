@@ -252,8 +252,10 @@ class Stream(IterableDataset[int]):
 
 MISTAKES: dict[str, Callable[[Communicator], object]] = {
     "an IterableDataset can't be dealt": lambda comm: DataLoader(Stream(), comm, global_batch_size=2),
-    "global_batch_size is 0, but must be at least 1": lambda comm: DataLoader([1], comm, global_batch_size=0),
+    "global_batch_size is 0, but must be a whole number": lambda comm: DataLoader([1], comm, global_batch_size=0),
     "global_batch_size is -3": lambda comm: DataLoader([1], comm, global_batch_size=-3),
+    "global_batch_size is 2.5": lambda comm: DataLoader([1], comm, global_batch_size=2.5),
+    "global_batch_size is '4'": lambda comm: DataLoader([1], comm, global_batch_size="4"),
     "the dataset is empty": lambda comm: DataLoader([], comm, global_batch_size=2),
     "shuffle and seed go to scatter_dataset": lambda comm: DataLoader(
         scatter_dataset(range(4), comm), comm, global_batch_size=2, shuffle=True
