@@ -17,10 +17,10 @@ from torch import Tensor
 from renkei.communicators import collectives, objects, point_to_point
 from renkei.communicators.barrier import Barrier
 from renkei.communicators.channel import Channel, Pending
-from renkei.communicators.groups import check_one_rank_per_gpu, create_group, device_identity
+from renkei.communicators.groups import check_made_alike, check_one_rank_per_gpu, create_group, device_identity
 from renkei.communicators.options import Options
 from renkei.data.sharding import Share
-from renkei.errors import MismatchError, UsageError
+from renkei.errors import UsageError
 from renkei.gradients.buckets import BucketSizes
 from renkei.topology import Topology
 
@@ -65,7 +65,7 @@ class Communicator(ABC):
             device=options.device,
             address=options.address,
             timeout=options.timeout,
-            num_threads=1 if self._computes_where_it_communicates else 2,
+            num_threads=options.num_threads(self.inter_size),
         )
         self._channel = Channel(group, rank=rank, size=len(nodes))
         self._barrier = Barrier(store, rank=rank, size=len(nodes))
@@ -76,12 +76,7 @@ class Communicator(ABC):
         """Raise on every rank if some would talk in another way than others, or over the same GPU with NCCL."""
         mine = f"{self.name}/{self.options.backend} on {self.device.type}"
         everyone = self.all_gather_object((mine, device_identity(self.device)))
-        for rank, (its, _) in enumerate(everyone):
-            if its != everyone[0][0]:
-                raise MismatchError(
-                    f"rank {rank} has made a communicator {its} where rank 0 has made {everyone[0][0]}; ask for the "
-                    "same on every rank, and look whether each rank sees its GPU"
-                )
+        check_made_alike([its for its, _ in everyone])
         if self.options.backend == "nccl":
             check_one_rank_per_gpu([identity for _, identity in everyone])
 
@@ -153,18 +148,7 @@ class Communicator(ABC):
     @property
     def bucket_sizes(self) -> BucketSizes:
         """How gradients are cut into messages."""
-        if self.options.bucket_sizes is not None:
-            return self.options.bucket_sizes
-        return BucketSizes(first=2**22, rest=2**22) if self._computes_where_it_communicates else BucketSizes()
-
-    @property
-    def _computes_where_it_communicates(self) -> bool:
-        """Whether the cores that compute also move every byte: CPU ranks of one host.
-
-        Little is gained there by sending while computing, and each further message or thread costs: few messages and
-        one thread make a training step 1 to 3 % quicker.
-        """
-        return self.inter_size == 1 and self.device.type == "cpu"
+        return self.options.sizes_of_buckets(self.inter_size)
 
     def __repr__(self) -> str:
         return f"<{self.name}/{self.options.backend} rank {self.rank} of {self.size} on {self.device}>"

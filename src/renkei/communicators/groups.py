@@ -12,7 +12,7 @@ from torch._C._distributed_c10d import ProcessGroup, ProcessGroupGloo
 from torch.distributed.distributed_c10d import GroupName
 
 from renkei.communicators.channel import milliseconds, translate
-from renkei.errors import UsageError
+from renkei.errors import MismatchError, UsageError
 from renkei.names import check_known
 
 BACKENDS = ("gloo", "nccl")
@@ -62,6 +62,16 @@ def own_gpu(device: torch.device, intra_rank: int) -> torch.device:
 def device_identity(device: torch.device) -> str:
     """A text that is equal for two ranks only if they use the same GPU."""
     return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else ""
+
+
+def check_made_alike(made: list[str]) -> None:
+    """Raise `MismatchError` unless all ranks have made the same communicator, as each describes its own."""
+    for rank, its in enumerate(made):
+        if its != made[0]:
+            raise MismatchError(
+                f"rank {rank} has made a communicator {its} where rank 0 has made {made[0]}; ask for the same on every "
+                "rank, and look whether each rank sees its GPU"
+            )
 
 
 def check_one_rank_per_gpu(identities: list[str]) -> None:

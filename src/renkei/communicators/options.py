@@ -27,3 +27,22 @@ class Options:
     address: str = "127.0.0.1"
     timeout: float = 300.0
     bucket_sizes: BucketSizes | None = None
+
+    def sizes_of_buckets(self, num_nodes: int) -> BucketSizes:
+        """How gradients are cut into messages."""
+        if self.bucket_sizes is not None:
+            return self.bucket_sizes
+        if self._computes_where_it_communicates(num_nodes):
+            return BucketSizes(first=2**22, rest=2**22)
+        return BucketSizes()
+
+    def num_threads(self, num_nodes: int) -> int:
+        """How many messages Gloo works on at a time."""
+        return 1 if self._computes_where_it_communicates(num_nodes) else 2
+
+    def _computes_where_it_communicates(self, num_nodes: int) -> bool:
+        """Whether the cores that compute also move every byte: CPU ranks of one host.
+
+        Little is gained there by sending while computing, and each further message or thread costs.
+        """
+        return num_nodes == 1 and self.device.type == "cpu"

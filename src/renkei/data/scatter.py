@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
 from typing import Any
 
 from torch.utils.data import Dataset
@@ -45,7 +44,7 @@ class ScatteredDataset(Dataset[Any]):
 
 
 def scatter_dataset(
-    dataset: Sequence[Any] | Dataset[Any] | None,
+    dataset: Any,
     comm: Communicator,
     root: int = 0,
     shuffle: bool = False,
@@ -72,7 +71,7 @@ def scatter_dataset(
     """
     if broadcast:
         dataset = comm.broadcast_object(dataset, root)
-    ways = comm.all_gather_object((None if dataset is None else len(dataset), shuffle, fixed))  # type: ignore[arg-type]
+    ways = comm.all_gather_object((None if dataset is None else len(dataset), shuffle, fixed))
     lengths = [length for length, _, _ in ways]
     if None in lengths:
         raise UsageError(

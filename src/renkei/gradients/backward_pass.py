@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from types import FrameType
 from typing import Any
 
 import torch
@@ -59,10 +60,11 @@ def is_nested(parameter: Tensor) -> bool:
     the stack of the thread that began it. Gradients of CPU parameters are computed on that thread; those of an
     accelerator on a thread of the engine's own, where only nested passes have such a frame.
     """
-    depth, frame = 0, sys._getframe(1)
+    depth = 0
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         depth += frame.f_code is _RUN
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return depth > (1 if parameter.device.type == "cpu" else 0)
 
 
