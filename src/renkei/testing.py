@@ -10,11 +10,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from renkei.communicators.choice import choose
+from renkei.communicators.collectives import CPU
 from renkei.communicators.communicator import Communicator
 from renkei.communicators.factory import COMMUNICATORS
 from renkei.communicators.options import Options
+from renkei.communicators.requested import read_name
 from renkei.errors import UsageError
-from renkei.names import check_known
 
 
 def run_on_ranks(
@@ -33,7 +35,7 @@ def run_on_ranks(
     Seed generators of your own. Where that is not enough, use `renkei.run`.
 
     Args:
-        communicator: name of the algorithm.
+        communicator: name of the algorithm and its backend, as for `renkei.create_communicator`.
         nodes: by rank, the node it pretends to be on.
         timeout: seconds that a rank may wait for another.
         options: further fields of `renkei.communicators.communicator.Options`.
@@ -46,7 +48,9 @@ def run_on_ranks(
         raise UsageError(f"the number of ranks is {num_ranks}, but must be at least 1")
     if nodes is not None and len(nodes) != num_ranks:
         raise UsageError(f"nodes are given for {len(nodes)} ranks, but there are {num_ranks}")
-    check_known("communicator", communicator, COMMUNICATORS)
+    chosen = choose(read_name(communicator), nodes or ["node"] * num_ranks, options.get("device", CPU))
+    options = {"backend": chosen.backend, "backend_within": chosen.backend_within} | options
+    kind = COMMUNICATORS[chosen.algorithm]
     store = dist.HashStore()
     results: list[Any] = [None] * num_ranks
     failures: list[tuple[float, BaseException]] = []
@@ -55,7 +59,7 @@ def run_on_ranks(
     def body(rank: int) -> None:
         comm: Communicator | None = None
         try:
-            comm = COMMUNICATORS[communicator](
+            comm = kind(
                 store,
                 rank=rank,
                 nodes=nodes or ["node"] * num_ranks,

@@ -7,7 +7,7 @@ between ranks but messages and what they return, so ranks may be threads or proc
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import pytest
 
@@ -17,15 +17,31 @@ from renkei.testing import run_on_ranks
 
 HANG = 15.0  # seconds; generous, for what takes milliseconds
 
-every_size = pytest.mark.parametrize("size", [1, 2, 3, 4])
-several_ranks = pytest.mark.parametrize("size", [2, 3, 4])
+TestMethod = TypeVar("TestMethod", bound=Callable[..., None])
+
+
+def several_ranks(test: TestMethod) -> TestMethod:
+    """There is nothing to test at one rank."""
+    test.__dict__["min_size"] = 2
+    return test
 
 
 @pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 class CommunicatorContract:
-    """Inherit, set `name`, and override `run` where ranks can't be threads."""
+    """Inherit, set `name`, and override `run` where ranks can't be threads, and `sizes` where there are others."""
 
     name: ClassVar[str]
+    sizes: ClassVar[Sequence[int]] = (1, 2, 3, 4)
+    num_nodes: ClassVar[int] = 4  # at most
+
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        """A test is run at each size that it has something to say of."""
+        if "size" in metafunc.fixturenames:
+            min_size = getattr(metafunc.function, "min_size", 1)
+            metafunc.parametrize("size", [size for size in self.sizes if size >= min_size])
+        if "nodes" in metafunc.fixturenames:
+            fitting = [each for each in membership.NODES if len(each) in self.sizes and len(set(each)) <= self.num_nodes]
+            metafunc.parametrize("nodes", fitting, ids="".join)
 
     def run(self, size: int, check: Callable[..., Any], *args: Any, **options: Any) -> list[Any]:
         """Call ``check(comm, *args)`` on `size` ranks; returns results by rank."""
@@ -33,11 +49,9 @@ class CommunicatorContract:
 
     # -- tensors --------------------------------------------------------------------------------------------------
 
-    @every_size
     def test_every_dtype_moves(self, size: int) -> None:
         self.run(size, for_each_dtype, movement.check_dtype, DTYPES)
 
-    @every_size
     @pytest.mark.parametrize(
         "check",
         [
@@ -51,11 +65,9 @@ class CommunicatorContract:
     def test_movement(self, size: int, check: Callable[..., Any]) -> None:
         self.run(size, check)
 
-    @every_size
     def test_every_reduction_of_every_dtype(self, size: int) -> None:
         self.run(size, for_each_dtype, reductions.check_dtype, SUMMED)
 
-    @every_size
     @pytest.mark.parametrize(
         "check",
         [
@@ -67,7 +79,6 @@ class CommunicatorContract:
     def test_reductions(self, size: int, check: Callable[..., Any]) -> None:
         self.run(size, check)
 
-    @every_size
     def test_start_sum(self, size: int) -> None:
         self.run(size, for_each_dtype, reductions.check_start_sum, FLOATS)
 
@@ -88,7 +99,6 @@ class CommunicatorContract:
     def test_messages(self, size: int, check: Callable[..., Any]) -> None:
         self.run(size, check)
 
-    @every_size
     @pytest.mark.parametrize(
         "check",
         [
@@ -103,7 +113,6 @@ class CommunicatorContract:
 
     # -- mistakes -------------------------------------------------------------------------------------------------
 
-    @every_size
     def test_a_wrong_call_is_refused_on_all_ranks(self, size: int) -> None:
         calls = mistakes.WRONG | mistakes.WRONG_ON_ROOT | (mistakes.MIXED if size > 1 else {})
         by_rank = self.run(size, mistakes.check_refused, calls)
@@ -125,12 +134,10 @@ class CommunicatorContract:
 
     # -- membership -----------------------------------------------------------------------------------------------
 
-    @pytest.mark.parametrize("nodes", membership.NODES, ids="".join)
     def test_topology_and_descendants(self, nodes: Sequence[str]) -> None:
         self.run(len(nodes), membership.check_topology, nodes, nodes=nodes)
         self.run(len(nodes), membership.check_descendants_are_alike, nodes=nodes)
 
-    @every_size
     @pytest.mark.parametrize(
         "check",
         [
@@ -145,7 +152,6 @@ class CommunicatorContract:
     def test_membership(self, size: int, check: Callable[..., Any]) -> None:
         self.run(size, check)
 
-    @every_size
     def test_nobody_leaves_a_barrier_before_all_have_come(self, size: int) -> None:
         came, left = zip(*self.run(size, membership.check_barrier_waits), strict=True)
         assert max(came) <= min(left)
@@ -167,7 +173,7 @@ class CommunicatorContract:
         self.run(size, membership.check_sum_of_lost_peer, timeout=2 * HANG)
 
     def test_closing_reaches_those_that_wait(self) -> None:
-        *noticed, ended = self.run(3, membership.check_close_is_noticed, timeout=2 * HANG)
+        *noticed, ended = self.run(max(self.sizes), membership.check_close_is_noticed, timeout=2 * HANG)
         assert max(noticed) < ended
 
     @several_ranks

@@ -192,7 +192,7 @@ WAITS: dict[str, Callable[[Communicator], Any]] = {
     "all_gather_object": lambda comm: comm.all_gather_object(0),
     "recv": lambda comm: comm.recv(comm.size - 1),
     "recv_object": lambda comm: comm.recv_object(comm.size - 1),
-    "send": lambda comm: comm.send(torch.zeros(3), comm.size - 1),
+    "send": lambda comm: comm.send(torch.zeros(2**22), comm.size - 1),  # more than is sent ahead of its receiver
 }
 
 

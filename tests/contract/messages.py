@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from dataclasses import dataclass
@@ -100,8 +101,10 @@ def check_kinds_that_do_not_fit(comm: Communicator) -> None:
     """What receives the other kind of message says so; who sent it is left when the receiver ends."""
     previous, following = _neighbours(comm)
     if comm.rank == 0:
-        with pytest.raises(PeerLostError):
+        with contextlib.suppress(PeerLostError):  # unless it has left already: a backend may keep short messages
             comm.send(torch.zeros(3), following)
+        with pytest.raises(PeerLostError):
+            comm.recv(following)
     elif comm.rank == 1:
         with pytest.raises(MismatchError, match="rank 0 has sent something with send, but what send_object sends was"):
             comm.recv_object(previous)

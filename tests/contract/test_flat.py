@@ -4,4 +4,4 @@ from contract.communicator_contract import CommunicatorContract
 
 
 class TestFlat(CommunicatorContract):
-    name = "flat"
+    name = "flat/gloo"

@@ -4,4 +4,4 @@ from contract.communicator_contract import CommunicatorContract
 
 
 class TestNaive(CommunicatorContract):
-    name = "naive"
+    name = "naive/gloo"

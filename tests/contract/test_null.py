@@ -4,4 +4,4 @@ from contract.communicator_contract import CommunicatorContract
 
 
 class TestNull(CommunicatorContract):
-    name = "null"
+    name = "null/gloo"

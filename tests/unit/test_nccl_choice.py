@@ -12,7 +12,7 @@ from renkei.communicators import factory
 from renkei.communicators.factory import create_communicator
 from renkei.communicators.groups import (
     check_one_rank_per_gpu,
-    choose_backend,
+    check_usable,
     choose_device,
     create_group,
     device_identity,
@@ -24,24 +24,19 @@ from renkei.failures import first_cause
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 
 
-def test_the_cpu_gets_gloo_by_itself_or_by_name() -> None:
-    assert choose_backend(None, CPU) == "gloo"
-    assert choose_backend("gloo", CPU) == "gloo"
-    assert choose_backend("gloo", GPU) == "gloo"
-
-
-def test_a_gpu_gets_nccl_where_torch_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    for there, backend in ((True, "nccl"), (False, "gloo")):
-        monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda there=there: there)
-        assert choose_backend(None, GPU) == backend
-
-
 def test_nccl_without_gpu_is_refused_with_the_fix(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match=r"'nccl' needs GPUs.*cpu.*backend='gloo'"):
-        choose_backend("nccl", CPU)
+        check_usable("nccl", CPU)
     monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: False)
     with pytest.raises(UsageError, match="nccl"):
-        choose_backend("nccl", GPU)
+        check_usable("nccl", GPU)
+
+
+def test_shared_memory_without_linux_is_refused_with_the_fix(monkeypatch: pytest.MonkeyPatch) -> None:
+    check_usable("shared_memory", CPU)
+    monkeypatch.delattr(os, "memfd_create")
+    with pytest.raises(UsageError, match=r"'shared_memory' needs Linux.*backend='gloo'"):
+        check_usable("shared_memory", CPU)
 
 
 def see_gpus(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,10 +82,14 @@ def test_a_gpu_that_is_not_there_is_wrong_usage(asked: str, count: int, monkeypa
 WRONG = [
     ({"name": "flt"}, "'flt'.*'flat'"),
     ({"name": "flat/glo"}, "'glo'.*'gloo'"),
-    ({"name": "flat/"}, "backend ''.*gloo, nccl"),
+    ({"name": "flat/"}, "backend ''.*gloo, mpi, nccl"),
     ({"backend": "ncll"}, "'ncll'.*'nccl'"),
     ({"name": "flat/nccl", "device": "cpu"}, "'nccl' needs GPUs"),
     ({"name": "flat/gloo", "backend": "nccl"}, "contradict"),
+    ({"name": "pure_nccl", "device": "cpu"}, "'nccl' needs GPUs"),
+    ({"name": "flat/shared_memory+gloo"}, "does not tell apart; use one of hierarchical, staged, two_dimensional"),
+    ({"name": "naive", "backend": "shared_memory+gloo"}, "communicator 'naive' does not tell apart"),
+    ({"name": "hierarchical/shared_memory+"}, "backend ''.*gloo, mpi, nccl"),
     ({"device": "gpu"}, "device is 'gpu'"),
     ({"device": "cuda:9999"}, "device is 'cuda:9999'"),
     ({"timeout": 0}, "timeout is 0 s"),

@@ -53,7 +53,7 @@ def check_who_takes_part(run_dir: Path, size: int) -> None:
     assert run["ranks"] == [{"rank": at, "host": host, "pid": os.getpid(), "device": "cpu"} for at in range(size)]
     assert run["world_size"] == size
     assert run["settings"] == SETTINGS
-    assert run["communicator"] == "flat/gloo"
+    assert run["communicator"] == "flat/shared_memory"
     assert run["versions"]["renkei"] == renkei.__version__
     assert "result" not in run
 

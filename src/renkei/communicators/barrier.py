@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch.distributed as dist
 
-from renkei.communicators.channel import milliseconds, translate
+from renkei.communicators.channel import translate
+from renkei.communicators.timeouts import milliseconds
 from renkei.errors import DeadlineError
 
 _OPEN = b"open"

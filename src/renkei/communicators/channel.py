@@ -5,20 +5,20 @@ from __future__ import annotations
 import re
 import weakref
 from collections.abc import Callable, Sequence
-from datetime import timedelta
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from renkei.communicators.backends.process_group import TransportGroup
 from renkei.communicators.headers import Header, first_misfit, problem_with
+from renkei.communicators.summation import ADDED_IN_32_BITS
 from renkei.errors import DeadlineError, MismatchError, PeerLostError, RenkeiError, UsageError
 
 _EXCERPT = 300  # characters of a long call that are shown
 _NOT_FOR_USERS = re.compile(r"\[[^\]]*\.(cc|cpp|h):\d+\] ?|\.? *(This may indicate|GLHF).*")  # in Gloo's errors
 _CPU = torch.device("cpu")
-_ADDED_IN_32_BITS = (torch.float16, torch.bfloat16)
 
 
 def _all_reduce_options(operation: Any) -> dist.AllreduceOptions:
@@ -36,12 +36,19 @@ _REDUCTIONS = {
 }
 
 
+class Waitable(Protocol):
+    """Work of torch, or anything that can be waited for like it."""
+
+    def wait(self) -> object:
+        """Return when it is complete, or raise."""
+
+
 class Pending:
     """Operations on their way, and what is to be done once they are complete."""
 
     def __init__(
         self,
-        works: Sequence[dist.Work | Pending],
+        works: Sequence[Waitable],
         *,
         rank: int = 0,
         doing: str = "",
@@ -55,9 +62,9 @@ class Pending:
         while self._works:
             try:
                 self._works.pop(0).wait()
-            except RenkeiError:
+            except RenkeiError as error:  # from a transport of ours, which doesn't know what its message is for
                 self.abandon()
-                raise
+                raise type(error)(f"{self._doing}: {error}" if self._doing else str(error)) from None
             except RuntimeError as error:
                 self.abandon()
                 raise translate(error, rank=self._rank, doing=self._doing) from None
@@ -113,13 +120,16 @@ class Channel:
         """Drop the connections, also if somebody still holds what was on its way, an exception's traceback say."""
         for pending in list(self._on_their_way):
             pending.abandon()
-        self._group = None
+        group, self._group = self._group, None
         self._backends.clear()
+        if isinstance(group, TransportGroup):
+            group.shutdown()
 
     def _backend(self, tensor: Tensor) -> Any:
         kind = tensor.device.type
         if kind not in self._backends:
-            self._backends[kind] = self.group._get_backend(tensor.device)
+            ours = isinstance(self.group, TransportGroup)
+            self._backends[kind] = self.group if ours else self.group._get_backend(tensor.device)
         return self._backends[kind]
 
     # -- agreement ------------------------------------------------------------------------------------------------
@@ -175,13 +185,39 @@ class Channel:
 
     # -- messages -------------------------------------------------------------------------------------------------
 
-    def start_sum(self, tensor: Tensor, doing: str) -> Pending:
-        """Replace a flat tensor by its sum over ranks; 16-bit floats are added in 32 bits by us, as Gloo would not."""
-        if tensor.dtype not in _ADDED_IN_32_BITS or self.size == 1:
-            return self.start_reduction(tensor, "sum", doing)
-        wide = tensor.float()
-        pending = self.start_reduction(wide, "sum", doing)
-        return Pending([pending], afterwards=lambda: tensor.copy_(wide))
+    def allocate(self, numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """A flat tensor of zeros that sums handle best. All ranks allocate the same in the same order."""
+        group = self.group
+        if isinstance(group, TransportGroup) and device.type == "cpu":
+            return group.allocate(numel, dtype)
+        return torch.zeros(numel, dtype=dtype, device=device)
+
+    @property
+    def _is_ours(self) -> bool:
+        return isinstance(self.group, TransportGroup)
+
+    @property
+    def adds_16_bits_in_32(self) -> bool:
+        """Whether 16-bit floats are added in 32 bits and rounded once; Gloo and NCCL round each time."""
+        return self._is_ours
+
+    def needs_slices(self, dtype: torch.dtype, *, in_tree: bool) -> bool:
+        """Whether a sum is to be computed slice by slice, since the backend would not add well enough, or in a tree."""
+        if self.has_slices:
+            return False
+        return in_tree or (dtype in ADDED_IN_32_BITS and not self.adds_16_bits_in_32)
+
+    @property
+    def has_slices(self) -> bool:
+        """Whether the backend can do the two halves of a sum by itself."""
+        group = self.group
+        return isinstance(group, TransportGroup) and group.transport.has_slices
+
+    def start_slices(self, half: str, tensor: Tensor, num_slices: int, doing: str) -> Pending:
+        """ "reduce" or "gather" slices, as `renkei.communicators.slices` says, where the backend has that."""
+        group = self.group
+        assert isinstance(group, TransportGroup)
+        return self._start(lambda: group.start_slices(half, tensor, num_slices), doing)
 
     def start_reduction(self, tensor: Tensor, reduction: str, doing: str) -> Pending:
         """Replace `tensor` by its sum, product, max or min over ranks, in its own dtype."""
@@ -252,8 +288,3 @@ def _where_they_differ(one: str, other: str) -> tuple[str, str]:
         return ("... " if begin else "") + text[begin : begin + _EXCERPT] + (" ..." if text[begin + _EXCERPT :] else "")
 
     return (one, other) if max(len(one), len(other)) <= _EXCERPT else (excerpt(one), excerpt(other))
-
-
-def milliseconds(seconds: float) -> timedelta:
-    """A span of time as torch takes it; never zero, which would mean for ever."""
-    return timedelta(milliseconds=max(1, round(seconds * 1000)))

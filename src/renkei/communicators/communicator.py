@@ -16,9 +16,11 @@ from torch import Tensor
 
 from renkei.communicators import collectives, objects, point_to_point
 from renkei.communicators.barrier import Barrier
-from renkei.communicators.channel import Channel, Pending
-from renkei.communicators.groups import check_made_alike, check_one_rank_per_gpu, create_group, device_identity
+from renkei.communicators.channel import Pending
+from renkei.communicators.groups import check_made_alike, check_one_rank_per_gpu, device_identity
+from renkei.communicators.network import Network
 from renkei.communicators.options import Options
+from renkei.communicators.slices import SumBySlices
 from renkei.data.sharding import Share
 from renkei.errors import UsageError
 from renkei.gradients.buckets import BucketSizes
@@ -48,33 +50,22 @@ class Communicator(ABC):
     name: str
 
     def __init__(self, store: dist.Store, *, rank: int, nodes: Sequence[Hashable], options: Options) -> None:
-        # A connection of its own: a thread that waits over one keeps all others from it, and its timeout is set.
-        store = cast(Any, store).clone()
+        store = cast(Any, store).clone()  # a thread that waits over a connection keeps all others from it
         self.topology = Topology.from_nodes(rank, nodes)
         self.options = options
         self.shares: dict[object, Share] = {}
-        self._nodes = tuple(nodes)
-        self._store = store
+        self._network = Network(store, rank, tuple(nodes), options)
         self._children: weakref.WeakSet[Communicator] = weakref.WeakSet()
         self._num_descendants = 0
-        group = create_group(
-            store,
-            rank=rank,
-            size=len(nodes),
-            backend=options.backend,
-            device=options.device,
-            address=options.address,
-            timeout=options.timeout,
-            num_threads=options.num_threads(self.inter_size),
-        )
-        self._channel = Channel(group, rank=rank, size=len(nodes))
+        self._by_slices: SumBySlices | None = None
+        self._channel = self._network.open("all")
         self._barrier = Barrier(store, rank=rank, size=len(nodes))
         self._barrier.wait(options.timeout)  # so that none ends, and closes connections, while another is connecting
         self._check_alike()
 
     def _check_alike(self) -> None:
         """Raise on every rank if some would talk in another way than others, or over the same GPU with NCCL."""
-        mine = f"{self.name}/{self.options.backend} on {self.device.type}"
+        mine = f"{self.name}/{self.options.backends} on {self.device.type}"
         everyone = self.all_gather_object((mine, device_identity(self.device)))
         check_made_alike([its for its, _ in everyone])
         if self.options.backend == "nccl":
@@ -96,7 +87,17 @@ class Communicator(ABC):
 
     def allocate(self, numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         """A flat buffer of zeros that `start_sum` handles best."""
-        return torch.zeros(numel, dtype=dtype, device=device)
+        return self._channel.allocate(numel, dtype, device)
+
+    def _start_sum_of(self, tensor: Tensor, doing: str) -> Pending:
+        """Begin to replace one tensor by its sum over all ranks, as the backend does it, or slice by slice."""
+        if self.size == 1 or not self._channel.needs_slices(
+            tensor.dtype, in_tree=self.options.virtual_ranks is not None
+        ):
+            return self._channel.start_reduction(tensor, "sum", doing)
+        if self._by_slices is None:
+            self._by_slices = SumBySlices(self._network.open("slices"), self.options.timeout)
+        return self._by_slices.start(tensor, doing)
 
     # -- who am I -------------------------------------------------------------------------------------------------
 
@@ -143,7 +144,7 @@ class Communicator(ABC):
     @property
     def store(self) -> dist.Store:
         """A key-value store of these ranks, for what of torch.distributed takes one."""
-        return dist.PrefixStore("user", self._store)
+        return dist.PrefixStore("user", self._network.store)
 
     @property
     def bucket_sizes(self) -> BucketSizes:
@@ -151,7 +152,7 @@ class Communicator(ABC):
         return self.options.sizes_of_buckets(self.inter_size)
 
     def __repr__(self) -> str:
-        return f"<{self.name}/{self.options.backend} rank {self.rank} of {self.size} on {self.device}>"
+        return f"<{self.name}/{self.options.backends} rank {self.rank} of {self.size} on {self.device}>"
 
     # -- tensors --------------------------------------------------------------------------------------------------
 
@@ -253,21 +254,21 @@ class Communicator(ABC):
             return None
         members = sorted((its_key, rank) for rank, (its_color, its_key) in enumerate(everyone) if its_color == color)
         ranks = [rank for _, rank in members]
-        store = dist.PrefixStore(f"split/{self._num_descendants}/{color}", self._store)
+        store = dist.PrefixStore(f"split/{self._num_descendants}/{color}", self._network.store)
         return self._descend(store, ranks)
 
     def duplicate(self, **changes: Any) -> Self:
         """A communicator of the same ranks whose messages never meet this one's; `changes` replace options."""
         self._channel.check_open()
         self._num_descendants += 1
-        store = dist.PrefixStore(f"duplicate/{self._num_descendants}", self._store)
+        store = dist.PrefixStore(f"duplicate/{self._num_descendants}", self._network.store)
         return self._descend(store, range(self.size), **changes)
 
     def _descend(self, store: dist.Store, ranks: Sequence[int], **changes: Any) -> Self:
         child = type(self)(
             store,
             rank=list(ranks).index(self.rank),
-            nodes=[self._nodes[rank] for rank in ranks],
+            nodes=[self._network.nodes[rank] for rank in ranks],
             options=replace(self.options, **changes),
         )
         self._children.add(child)
@@ -282,7 +283,9 @@ class Communicator(ABC):
         """
         for child in list(self._children):
             child.close()
-        self._channel.close()
+        self._network.close()
+        if self._by_slices is not None:
+            self._by_slices.close()
 
     def __enter__(self) -> Self:
         return self

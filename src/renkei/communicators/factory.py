@@ -10,30 +10,40 @@ import weakref
 
 import torch
 
+from renkei.communicators.choice import check_virtual_ranks, choose
 from renkei.communicators.communicator import Communicator, Options
 from renkei.communicators.flat import FlatCommunicator
-from renkei.communicators.groups import BACKENDS, choose_backend, choose_device, own_gpu
+from renkei.communicators.groups import check_usable, choose_device, own_gpu
+from renkei.communicators.hierarchical import HierarchicalCommunicator
 from renkei.communicators.job import Job, in_a_job, join
 from renkei.communicators.naive import NaiveCommunicator
 from renkei.communicators.null import NullCommunicator
+from renkei.communicators.requested import AUTO, read_name
+from renkei.communicators.single_node import SingleNodeCommunicator
+from renkei.communicators.staged import StagedCommunicator
+from renkei.communicators.two_dimensional import TwoDimensionalCommunicator
 from renkei.errors import UsageError
 from renkei.failures import first_cause
-from renkei.names import check_known
 from renkei.topology import Topology
 
 COMMUNICATORS: dict[str, type[Communicator]] = {
     "flat": FlatCommunicator,
+    "hierarchical": HierarchicalCommunicator,
     "naive": NaiveCommunicator,
     "null": NullCommunicator,
+    "single_node": SingleNodeCommunicator,
+    "staged": StagedCommunicator,
+    "two_dimensional": TwoDimensionalCommunicator,
 }
 
 
 def create_communicator(
-    name: str = "flat",
+    name: str = AUTO,
     *,
     backend: str | None = None,
     device: str | torch.device | None = None,
     timeout: float = 300.0,
+    virtual_ranks: int | None = None,
     failures: bool = True,
 ) -> Communicator:
     """Join the job this process was started in and return a communicator of all its ranks.
@@ -43,53 +53,54 @@ def create_communicator(
     chosen.
 
     Args:
-        name: the all-reduce algorithm: "flat", "naive" or "null"; with the backend as "flat/gloo".
-        backend: "nccl" or "gloo"; by default the first if there are GPUs.
+        name: the all-reduce algorithm (`COMMUNICATORS`), or one of ChainerMN's names; with the backend as "flat/gloo",
+            or with those within nodes and between them as "two_dimensional/shared_memory+gloo". "auto" is what suits
+            the ranks' places and devices.
+        backend: "nccl", "gloo", "mpi" or "shared_memory", or two of them, as above.
         device: where this rank computes; by default, and by "cuda", its own GPU among the node's; else "cpu".
         timeout: seconds after which waiting for another rank is an error.
+        virtual_ranks: add gradients in the fixed binary tree of as many ranks, whatever the real number, which must be
+            this one divided by a power of two.
         failures: in a process a launcher started, let an uncaught exception end the process at once, so that the
             launcher and the other ranks notice (see `renkei.failures.first_cause`).
 
     Raises:
-        UsageError: unknown names, a GPU that isn't there, or a backend the device doesn't have.
+        UsageError: unknown names, a GPU that isn't there, a backend the device doesn't have or that doesn't reach.
         LaunchError: the launcher's variables contradict one another, or the other ranks can't be found.
     """
     if failures and in_a_job():
         first_cause.install()  # first of all, so that what is wrong below is told in a line, too
     # before joining, which waits for ranks that may have ended over the same mistake
-    algorithm, backend = _read_names(name, backend)
+    wanted = read_name(name, backend)
     device = choose_device(device)
-    backend = choose_backend(backend, device)
+    for each in filter(None, (wanted.backend, wanted.backend_within)):
+        check_usable(each, device)
     if not 0 < timeout < math.inf:
         raise UsageError(f"timeout is {timeout} s, but must be a number above 0")
     job = join()
     device = own_gpu(device, Topology.from_nodes(job.rank, job.nodes).intra_rank)
-    options = Options(backend=backend, device=device, address=job.address, timeout=timeout)
+    chosen = choose(wanted, job.nodes, device)
+    check_virtual_ranks(virtual_ranks, job.size, chosen.algorithm)
+    options = Options(
+        backend=chosen.backend,
+        backend_within=chosen.backend_within,
+        device=device,
+        address=job.address,
+        timeout=timeout,
+        virtual_ranks=virtual_ranks,
+    )
     store = torch.distributed.PrefixStore(job.next_prefix(), job.store)
-    comm = COMMUNICATORS[algorithm](store, rank=job.rank, nodes=job.nodes, options=options)
+    comm = COMMUNICATORS[chosen.algorithm](store, rank=job.rank, nodes=job.nodes, options=options)
     atexit.register(_close, weakref.ref(comm), os.getpid())
     _say(comm, job)
     return comm
-
-
-def _read_names(name: str, backend: str | None) -> tuple[str, str | None]:
-    """The algorithm and the backend, which the name may hold, too."""
-    algorithm, slash, backend_in_name = name.partition("/")
-    check_known("communicator", algorithm, COMMUNICATORS)
-    if slash:
-        if backend not in (None, backend_in_name):
-            raise UsageError(f"communicator {name!r} and backend={backend!r} contradict each other; give one of them")
-        backend = backend_in_name
-    if backend is not None:
-        check_known("backend", backend, BACKENDS)
-    return algorithm, backend
 
 
 def _say(comm: Communicator, job: Job) -> None:
     if comm.rank == 0 and comm.size > 1:
         nodes = f"{comm.inter_size} node{'s' * (comm.inter_size > 1)}"
         print(
-            f"renkei: {comm.size} ranks on {nodes}, started by {job.launcher}; {comm.name}/{comm.options.backend}, "
+            f"renkei: {comm.size} ranks on {nodes}, started by {job.launcher}; {comm.name}/{comm.options.backends}, "
             f"{comm.device}, {torch.get_num_threads()} threads a rank",
             file=sys.stderr,
             flush=True,

@@ -19,4 +19,4 @@ class FlatCommunicator(Communicator):
 
     def start_sum(self, buffer: Tensor, pieces: Sequence[Tensor]) -> Pending:
         """Begin one message."""
-        return self._channel.start_sum(buffer, "gradient bucket")
+        return self._start_sum_of(buffer, "gradient bucket")

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import sys
 import uuid
+from collections.abc import Hashable, Sequence
+from datetime import timedelta
 from typing import Any, cast
 
 import torch
@@ -11,20 +14,35 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import ProcessGroup, ProcessGroupGloo
 from torch.distributed.distributed_c10d import GroupName
 
-from renkei.communicators.channel import milliseconds, translate
-from renkei.errors import MismatchError, UsageError
+from renkei.communicators.backends.process_group import TransportGroup
+from renkei.communicators.backends.shared_memory.transport import SharedMemoryTransport
+from renkei.communicators.channel import translate
+from renkei.communicators.requested import BACKENDS
+from renkei.communicators.timeouts import milliseconds
+from renkei.errors import MismatchError, RenkeiError, UsageError
 from renkei.names import check_known
 
-BACKENDS = ("gloo", "nccl")
 
-
-def choose_backend(backend: str | None, device: torch.device) -> str:
-    """The backend asked for, one of `BACKENDS`, or the fastest there is for the device."""
-    if backend is None:
-        return "nccl" if device.type == "cuda" and dist.is_nccl_available() else "gloo"
+def check_usable(backend: str, device: torch.device) -> None:
+    """Raise `UsageError` if a backend can't work for a rank that computes on such a device."""
     if backend == "nccl" and (device.type != "cuda" or not dist.is_nccl_available()):
         raise UsageError(f"backend 'nccl' needs GPUs, but this rank computes on {device}; use backend='gloo'")
-    return backend
+    if backend == "shared_memory" and not has_shared_memory():
+        raise UsageError(f"backend 'shared_memory' needs Linux, but this is {sys.platform}; use backend='gloo'")
+
+
+def has_shared_memory() -> bool:
+    """Whether this platform has what the backend of that name is made of; Linux has."""
+    return hasattr(os, "memfd_create") and hasattr(os, "eventfd")
+
+
+def check_reaches(backend: str, nodes: Sequence[Hashable]) -> None:
+    """Raise `UsageError` if ranks are to talk through shared memory that aren't on one host."""
+    if backend == "shared_memory" and len(set(nodes)) > 1:
+        raise UsageError(
+            f"backend 'shared_memory' is for the ranks of one node, but there are {len(set(nodes))} nodes; use "
+            "'two_dimensional/shared_memory+gloo', which uses it within each, or backend='gloo'"
+        )
 
 
 def choose_device(device: str | torch.device | None) -> torch.device:
@@ -98,7 +116,8 @@ def create_group(
 ) -> ProcessGroup:
     """A group of `size` ranks that find one another in `store`, which must be empty.
 
-    CPU tensors travel over Gloo; with backend "nccl", those of `device` over NCCL.
+    With backends "shared_memory" and "mpi" all tensors travel by a transport of ours; with "gloo" by Gloo; with "nccl",
+    those of `device` by NCCL and others by Gloo.
 
     Args:
         address: of this host, as the other ranks reach it.
@@ -112,27 +131,46 @@ def create_group(
     check_known("backend", backend, BACKENDS)
     store = dist.PrefixStore("group", store)
     store.set_timeout(milliseconds(timeout))
-    group = ProcessGroup(store, rank, size)
+    name = f"renkei-{uuid.uuid4()}"  # local to this process; ranks may share one (threads)
     try:
-        options = _gloo_options(address, timeout, num_threads)
-        gloo = ProcessGroupGloo(dist.PrefixStore("gloo", store), rank, size, options)
+        if backend == "shared_memory":
+            group: ProcessGroup = TransportGroup(SharedMemoryTransport(store, rank=rank, size=size, timeout=timeout))
+        elif backend == "mpi":
+            from renkei.communicators.backends.mpi import create_mpi_transport  # needs mpi4py
+
+            group = TransportGroup(create_mpi_transport(store, rank, size, timeout))
+        else:
+            group = _gloo_and_nccl(store, rank, size, backend, device, _gloo_options(address, timeout, num_threads))
+    except RenkeiError:
+        raise
     except RuntimeError as error:
         raise translate(error, rank=rank, doing="connecting to the other ranks") from None
+    if isinstance(group, TransportGroup):
+        group.setGroupName(name)
+    else:
+        group._set_group_name(GroupName(name))
+    return group
+
+
+def _gloo_and_nccl(
+    store: dist.Store, rank: int, size: int, backend: str, device: torch.device, options: Any
+) -> ProcessGroup:
+    group = ProcessGroup(store, rank, size)
+    gloo = ProcessGroupGloo(dist.PrefixStore("gloo", store), rank, size, options)
     default = ProcessGroup.BackendType.GLOO
     group._register_backend(torch.device("cpu"), default, gloo)
     if device.type == "cuda":
         on_gpus: Any = gloo
         if backend == "nccl":
-            default, on_gpus = ProcessGroup.BackendType.NCCL, _nccl(store, rank, size, timeout)
+            default, on_gpus = ProcessGroup.BackendType.NCCL, _nccl(store, rank, size, options._timeout)
         group._register_backend(torch.device("cuda"), default, on_gpus)
     group._set_default_backend(default)
-    group._set_group_name(GroupName(f"renkei-{uuid.uuid4()}"))  # local to this process; ranks may share one (threads)
     return group
 
 
-def _nccl(store: dist.Store, rank: int, size: int, timeout: float) -> Any:
+def _nccl(store: dist.Store, rank: int, size: int, timeout: timedelta) -> Any:
     options = dist.ProcessGroupNCCL.Options()
-    options._timeout = milliseconds(timeout)
+    options._timeout = timeout
     return dist.ProcessGroupNCCL(dist.PrefixStore("nccl", store), rank, size, options)
 
 

@@ -14,7 +14,8 @@ from typing import Any
 
 import torch.distributed as dist
 
-from renkei.communicators.channel import milliseconds, translate
+from renkei.communicators.channel import translate
+from renkei.communicators.timeouts import milliseconds
 from renkei.errors import LaunchError
 from renkei.launch import farewell, rendezvous
 from renkei.launch.environments import LaunchEnvironment, detect

@@ -19,4 +19,4 @@ class NaiveCommunicator(Communicator):
 
     def start_sum(self, buffer: Tensor, pieces: Sequence[Tensor]) -> Pending:
         """Begin as many messages as there are pieces."""
-        return Pending([self._channel.start_sum(piece, "gradient") for piece in pieces])
+        return Pending([self._start_sum_of(piece, "gradient") for piece in pieces])

@@ -15,18 +15,29 @@ class Options:
     """What a communicator is configured with; `split` and `duplicate` keep it.
 
     Attributes:
-        backend: "gloo" or "nccl".
+        backend: by which messages travel, those between nodes if there are several: "gloo", "nccl", "mpi" or
+            "shared_memory".
+        backend_within: by which the messages of two-level algorithms travel within a node; None for the same.
         device: where this rank computes, and where what it receives is put.
         address: of this host, as the other ranks reach it.
         timeout: seconds after which any wait for another rank fails.
         bucket_sizes: how gradients are cut into messages; None for what suits device and topology.
+        virtual_ranks: add in the fixed binary tree of as many ranks, whatever the number of real ones: their number
+            times a power of two. None for whatever order is quickest.
     """
 
     backend: str = "gloo"
+    backend_within: str | None = None
     device: torch.device = CPU
     address: str = "127.0.0.1"
     timeout: float = 300.0
     bucket_sizes: BucketSizes | None = None
+    virtual_ranks: int | None = None
+
+    @property
+    def backends(self) -> str:
+        """The name of the backend, or of both: "shared_memory+gloo" is the first within nodes and Gloo between them."""
+        return self.backend if self.backend_within is None else f"{self.backend_within}+{self.backend}"
 
     def sizes_of_buckets(self, num_nodes: int) -> BucketSizes:
         """How gradients are cut into messages."""

@@ -8,16 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
-from renkei.names import check_known
+from renkei.communicators.requested import read_name
 
 if TYPE_CHECKING:
     from torch import nn
 
     from renkei.data.datasets import ImageDataset
-
-# As in `renkei.communicators`, which loads torch.
-ALGORITHMS = ("flat", "naive", "null")
-BACKENDS = ("gloo", "nccl")
 
 
 def _no_boolean(value: Any) -> Any:
@@ -27,10 +23,7 @@ def _no_boolean(value: Any) -> Any:
 
 
 def _known_communicator(name: str) -> str:
-    algorithm, slash, backend = name.partition("/")
-    check_known("algorithm", algorithm, ALGORITHMS)
-    if slash:
-        check_known("backend", backend, BACKENDS)
+    read_name(name)
     return name
 
 
@@ -63,7 +56,7 @@ class Settings(BaseModel):
     dropout: Share = 0.0
     seed: Annotated[Integer, Field(ge=0)] = 0
     data: Annotated[str | None, Field(description="folder of the data")] = None
-    communicator: Annotated[CommunicatorName, Field(description="algorithm, or algorithm/backend")] = "flat"
+    communicator: Annotated[CommunicatorName, Field(description="algorithm, or algorithm/backend")] = "auto"
     threads: Annotated[Count | None, Field(description="per rank; else OMP_NUM_THREADS, else cores by ranks")] = None
     report_every: Annotated[Count, Field(description="steps")] = 10
 

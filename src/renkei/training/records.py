@@ -38,7 +38,7 @@ class RunRecord:
             "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
             "settings": settings,
             "world_size": comm.size,
-            "communicator": f"{comm.name}/{comm.options.backend}",
+            "communicator": f"{comm.name}/{comm.options.backends}",
             "threads": torch.get_num_threads(),
             "versions": {"renkei": renkei.__version__, "torch": torch.__version__, "python": platform.python_version()},
             "ranks": comm.all_gather_object(who),

@@ -1,0 +1,63 @@
+"""What torch holds while an operation of ours is on its way."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from renkei.communicators.sequence import Transfer
+
+
+class TransportWork(dist.Work):
+    """An operation on its way, for torch: C++ reaches `wait` and `get_future`, Python gets this very object."""
+
+    def __init__(self, transfer: Transfer, timeout: float, result: Any) -> None:
+        super().__init__()
+        self._operation, self._wait, self._hurry = transfer.operation, transfer.wait, transfer.hurry
+        self._timeout, self._result = timeout, result
+        self._future: torch.futures.Future[Any] | None = None
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Return when it is complete; raise what it raised."""
+        seconds = timeout.total_seconds() if timeout else 0.0
+        self._wait(seconds or self._timeout)
+        return True
+
+    def synchronize(self) -> None:
+        """The same: results are in place when an operation is complete, on GPUs too."""
+        self.wait()
+
+    def is_completed(self) -> bool:
+        """Whether it is complete, or failed."""
+        return self._operation.is_done
+
+    def is_success(self) -> bool:
+        """Whether it is complete and has not failed."""
+        return self._operation.is_done and self._operation.error is None
+
+    def exception(self) -> BaseException | None:
+        """Why it failed."""
+        return self._operation.error
+
+    def result(self) -> Any:
+        """The tensors it was given to fill."""
+        self.wait()
+        return self._result
+
+    def get_future(self) -> torch.futures.Future[Any]:
+        """A future with the result. Made only when asked for, since most work is just waited for."""
+        if self._future is None:
+            # Only an exception raised by a callback is one for C++, too; `set_exception` is a result like any other.
+            raw: torch.futures.Future[Any] = torch.futures.Future()
+            self._future = raw.then(self._value_or_raise)
+            self._operation.when_done(lambda: raw.set_result(None))
+            self._hurry()  # who waits for a future can't help
+        return self._future
+
+    def _value_or_raise(self, _: object) -> Any:
+        if self._operation.error is not None:
+            raise self._operation.error
+        return self._result
