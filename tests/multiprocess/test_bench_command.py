@@ -12,7 +12,8 @@ import pytest
 import torch.distributed as dist
 
 from multiprocess.commands import RENKEI, check_json_alone, run
-from renkei.bench.step import MODELS, default_group
+from renkei.bench.default_group import default_group
+from renkei.bench.step import MODELS
 from renkei.cli import bench
 from renkei.communicators.communicator import Communicator
 from renkei.testing import run_on_ranks

@@ -25,7 +25,7 @@ MISTAKES: dict[str, tuple[list[str], str]] = {
     "no value": (["train", "--set", "epochs"], "must be name=value, as in --set epochs=10"),
     "no communicator": (
         ["train", "-n", "2", "--set", "communicator=falt"],
-        "communicator=falt (from --set): algorithm 'falt' is unknown; did you mean 'flat'?",
+        "communicator=falt (from --set): communicator 'falt' is unknown; did you mean 'flat'?",
     ),
     "no file": (["train", "--config", "nowhere.yaml"], "config file nowhere.yaml: No such file or directory"),
     "no folder": (

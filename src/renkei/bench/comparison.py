@@ -5,12 +5,16 @@ A machine that others share is slower for minutes on end, so what is compared is
 
 from __future__ import annotations
 
+import random
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 ALONE = "no communication"
 ALL_REDUCE = "all-reduce alone"
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -42,7 +46,7 @@ def compare(model: str, seconds: Mapping[str, Sequence[Sequence[float]]], peers:
         peers: those contestants of whom the best counts: the one that is quickest by the median of its rounds.
     """
     turns = {name: [statistics.median(steps) for steps in rounds] for name, rounds in seconds.items()}
-    best_peer = min(peers, key=lambda name: statistics.median(turns[name]), default=None)
+    best_peer = quickest(peers, turns)
     results = []
     for name, own in turns.items():
         steps = [1000 * step for rounds in seconds[name] for step in rounds]
@@ -50,7 +54,7 @@ def compare(model: str, seconds: Mapping[str, Sequence[Sequence[float]]], peers:
         hidden = turns[ALONE] if name != ALL_REDUCE else [0.0] * len(own)
         ratio = None
         if best_peer is not None and name != ALL_REDUCE:
-            ratio = round(statistics.median(mine / its for mine, its in zip(own, turns[best_peer], strict=True)), 4)
+            ratio = median_ratio(own, turns[best_peer])
         results.append(
             Measurement(
                 name=name,
@@ -62,3 +66,21 @@ def compare(model: str, seconds: Mapping[str, Sequence[Sequence[float]]], peers:
             )
         )
     return results
+
+
+def quickest(names: Iterable[str], turns: Mapping[str, Sequence[float]]) -> str | None:
+    """Of these contestants the one that is quickest by the median of its rounds; None if there are none."""
+    return min(names, key=lambda name: statistics.median(turns[name]), default=None)
+
+
+def median_ratio(own: Sequence[float], other: Sequence[float], decimals: int = 4) -> float:
+    """How many times longer the first took than the second in the same round, the median of rounds."""
+    return round(statistics.median(mine / its for mine, its in zip(own, other, strict=True)), decimals)
+
+
+def random_orders(contestants: Iterable[T], rounds: int) -> Iterator[list[T]]:
+    """For each round, the order in which contestants take turns; the same on all ranks."""
+    order, shuffle = list(contestants), random.Random(0).shuffle
+    for _ in range(rounds):
+        shuffle(order)
+        yield list(order)

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import random
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from renkei.bench.comparison import ALL_REDUCE, ALONE, Measurement, compare
+from renkei.bench.comparison import ALL_REDUCE, ALONE, Measurement, compare, random_orders
 from renkei.communicators.communicator import Communicator
 from renkei.models.convnet import ConvNet, perceptron
 from renkei.optim.multi_node import MultiNodeOptimizer
@@ -47,13 +44,10 @@ def measure(comm: Communicator, model: str, peers: Sequence[str], rounds: int) -
     """
     contestants = dict(_contestants(comm, MODELS[model], peers))
     seconds: dict[str, list[list[float]]] = {name: [] for name in contestants}
-    shuffle = random.Random(0).shuffle
     for step in contestants.values():
         for _ in range(STEPS_IN_A_ROW):  # the first steps plan buckets
             step()
-    for _ in range(rounds):
-        order = list(contestants)
-        shuffle(order)
+    for order in random_orders(contestants, rounds):
         for name in order:
             comm.barrier()
             seconds[name].append([_time(contestants[name]) for _ in range(STEPS_IN_A_ROW)])
@@ -131,14 +125,3 @@ def _step(net: nn.Module, data: tuple[Tensor, Tensor], optimizer: torch.optim.Op
             torch.cuda.synchronize()
 
     return step
-
-
-@contextmanager
-def default_group(comm: Communicator) -> Iterator[None]:
-    """Within it, there is the group that a user of DDP would have, with torch's own settings."""
-    store = dist.PrefixStore("bench/ddp", comm.store)
-    dist.init_process_group(comm.options.backend, store=store, rank=comm.rank, world_size=comm.size)
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()

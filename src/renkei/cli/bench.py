@@ -3,29 +3,30 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from renkei.cli.bench_all_reduce import all_reduce
+from renkei.cli.comma_separated import split_known
 from renkei.cli.in_job import NumRanks, is_to_start, start_this_command
 from renkei.cli.output import show
+from renkei.cli.tables import as_table
 from renkei.errors import UsageError
 from renkei.launch.environments import detect
-from renkei.names import check_known
 from renkei.strict_json import dumps
 
 if TYPE_CHECKING:
-    from renkei.bench.step import Measurement
+    from renkei.bench.comparison import Measurement
 
 # As in `renkei.bench.step`, which loads torch.
 MODELS = ("perceptron", "convnet")
 PEERS = ("ddp",)
-_PLAIN_WIDTH = 200  # columns; a file has as many as are needed, and no line is to be broken
 
 bench = typer.Typer(help="Measure against peers, in turns, each at its best.", no_args_is_help=True)
+bench.command("all-reduce")(all_reduce)
 
 
 @bench.callback()
@@ -42,7 +43,7 @@ def step(
     as_json: Annotated[bool, typer.Option("--json", help="Print the results as one JSON object.")] = False,
 ) -> None:
     """Time a training step, and what communication adds to it."""
-    chosen_peers, chosen_models = _names("peer", peers, PEERS), _names("model", models, MODELS)
+    chosen_peers, chosen_models = split_known("peer", peers, PEERS), split_known("model", models, MODELS)
     if not chosen_models:
         raise UsageError(f"--models names none; choose from {', '.join(MODELS)}")
     if is_to_start(num_ranks):
@@ -55,7 +56,8 @@ def step(
 
 
 def _measure(models: list[str], peers: list[str], rounds: int) -> list[Measurement]:
-    from renkei.bench.step import default_group, measure
+    from renkei.bench.default_group import default_group
+    from renkei.bench.step import measure
     from renkei.communicators.factory import create_communicator
     from renkei.recipes.threads import set_threads
 
@@ -64,28 +66,12 @@ def _measure(models: list[str], peers: list[str], rounds: int) -> list[Measureme
         return [result for model in models for result in measure(comm, model, peers, rounds)]
 
 
-def _names(kind: str, listing: str, known: Sequence[str]) -> list[str]:
-    names = [name.strip() for name in listing.split(",") if name.strip()]
-    for name in names:
-        check_known(kind, name, known)
-    return names
-
-
 def _table(results: list[Measurement]) -> str:
-    from rich.box import HEAVY_HEAD
-    from rich.console import Console
-    from rich.table import Table
-
-    console = Console()
     heads = ("model", "who", "step, ms", "quartiles", "exposed, ms", "of best peer")
-    table = Table(*heads, box=HEAVY_HEAD if console.is_terminal else None)
-    if not console.is_terminal:
-        console.width = _PLAIN_WIDTH
+    rows = []
     for result in results:
         low, high = result.quartiles_ms
         ratio = "" if result.ratio is None else f"{result.ratio:.3f}"
         numbers = (f"{result.median_ms:.2f}", f"{low:.2f}-{high:.2f}", f"{result.exposed_ms:.2f}", ratio)
-        table.add_row(result.model, result.name, *numbers)
-    with console.capture() as capture:
-        console.print(table)
-    return capture.get().rstrip("\n")
+        rows.append((result.model, result.name, *numbers))
+    return as_table(heads, rows)

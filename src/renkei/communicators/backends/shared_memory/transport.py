@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from renkei.communicators.backends.flattening import num_bytes
 from renkei.communicators.backends.shared_memory.calls import NOTE_SIZE, Call, Note, check_same_call
 from renkei.communicators.backends.shared_memory.mail import Mail
 from renkei.communicators.backends.shared_memory.meeting import Meeting
@@ -43,6 +44,7 @@ class SharedMemoryTransport(Transport):
         self._memory = Memory(self._mesh)
         self._mail = Mail(self._mesh, timeout)
         self._lay_out(self._memory.make(_COUNT + 2 * (NOTE_SIZE + 16 * size + BANK)).parts)
+        self._lane = BANK // size // 64 * 64  # a rank's part of a bank, in bytes
         self._turn = 0
         self._meeting.wait("setting up shared memory")
 
@@ -60,9 +62,8 @@ class SharedMemoryTransport(Transport):
     # -- reductions -----------------------------------------------------------------------------------------------
 
     def all_reduce(self, tensor: Tensor, reduction: Reduction) -> None:
-        num_bytes = tensor.numel() * tensor.element_size()
-        call = Call("all_reduce", reduction, str(tensor.dtype)[6:], num_bytes)
-        if num_bytes <= SMALL:
+        call = Call("all_reduce", reduction, str(tensor.dtype)[6:], num_bytes(tensor))
+        if call.num_bytes <= SMALL:
             banks = self._typed_banks(tensor.dtype, tensor.numel())
             banks[self.rank].copy_(tensor)
             self._meet(call)
@@ -81,7 +82,8 @@ class SharedMemoryTransport(Transport):
 
         While one piece is being added the next is put out, in the other bank, so one meeting for each piece is enough.
         """
-        pieces = [slices(piece, self.size) for piece in tensor.split(BANK // tensor.element_size())]
+        pieces = tensor.split(self.size * self._lane // tensor.element_size())
+        pieces = [slices(piece, self.size) for piece in pieces]
         banks = self._put_out(pieces[0])
         before = None
         for piece, following in zip(pieces, (*pieces[1:], None), strict=True):
@@ -99,8 +101,11 @@ class SharedMemoryTransport(Transport):
 
     def _put_out(self, piece: Sequence[Tensor]) -> list[list[Tensor]]:
         """Copy the other ranks' slices to this rank's bank; returns, by rank, the slices of theirs."""
-        numel = sum(each.numel() for each in piece)
-        banks = [slices(bank, self.size) for bank in self._typed_banks(piece[0].dtype, numel)]
+        # Lanes stay where they are for a shorter piece, too: a rank's own may still be read while it fills the others.
+        lanes = [bank.split(self._lane)[: self.size] for bank in self._banks[self._turn]]
+        banks = [
+            [lane[: num_bytes(own)].view(own.dtype) for lane, own in zip(each, piece, strict=True)] for each in lanes
+        ]
         for other, own in enumerate(piece):
             if other != self.rank:
                 banks[self.rank][other].copy_(own)
@@ -114,8 +119,7 @@ class SharedMemoryTransport(Transport):
                 own.copy_(banks[other][other])
 
     def reduce_scatter(self, output: Tensor, tensor: Tensor, reduction: Reduction) -> None:
-        num_bytes = tensor.numel() * tensor.element_size()
-        self._meet(Call("reduce_scatter", reduction, str(tensor.dtype)[6:], num_bytes))
+        self._meet(Call("reduce_scatter", reduction, str(tensor.dtype)[6:], num_bytes(tensor)))
         self._reduce_by_banks(list(tensor.view(self.size, -1)), output, reduction)
 
     def _reduce_by_banks(self, pieces: Sequence[Tensor], mine: Tensor, reduction: Reduction) -> None:
@@ -133,8 +137,9 @@ class SharedMemoryTransport(Transport):
                 reduce_to(result, [each[self.rank][: result.numel()] for each in lanes], reduction)
 
     def reduce_slices(self, tensor: Tensor, num_slices: int) -> None:
-        num_bytes, place = tensor.numel() * tensor.element_size(), self._memory.place(tensor)
-        is_shared = self._meet(Call("reduce_slices", "sum", str(tensor.dtype)[6:], num_bytes, num_slices), place)
+        place = self._memory.place(tensor)
+        call = Call("reduce_slices", "sum", str(tensor.dtype)[6:], num_bytes(tensor), num_slices)
+        is_shared = self._meet(call, place)
         pieces = slices(tensor, num_slices)
         mine = pieces[self.rank] if self.rank < num_slices else tensor[:0]
         if not is_shared:
@@ -146,8 +151,9 @@ class SharedMemoryTransport(Transport):
         self._meeting.wait("reduce_slices")
 
     def gather_slices(self, tensor: Tensor, num_slices: int) -> None:
-        num_bytes, place = tensor.numel() * tensor.element_size(), self._memory.place(tensor)
-        is_shared = self._meet(Call("gather_slices", "", str(tensor.dtype)[6:], num_bytes, num_slices), place)
+        place = self._memory.place(tensor)
+        call = Call("gather_slices", "", str(tensor.dtype)[6:], num_bytes(tensor), num_slices)
+        is_shared = self._meet(call, place)
         pieces = slices(tensor, num_slices)
         if is_shared:
             everyones = self._memory.everyones(place, tensor)
