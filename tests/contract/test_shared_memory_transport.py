@@ -13,7 +13,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from renkei.communicators.backends.shared_memory import reduction, transport
+from renkei.communicators import reduction
+from renkei.communicators.backends.shared_memory import transport
 from renkei.communicators.backends.shared_memory.memory import Memory
 from renkei.communicators.backends.shared_memory.transport import SharedMemoryTransport
 from renkei.communicators.summation import add_in_tree, widened

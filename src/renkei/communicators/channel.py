@@ -13,6 +13,7 @@ from torch import Tensor
 
 from renkei.communicators.backends.process_group import TransportGroup
 from renkei.communicators.headers import Header, first_misfit, problem_with
+from renkei.communicators.reduction import Reduction
 from renkei.communicators.summation import ADDED_IN_32_BITS
 from renkei.errors import DeadlineError, MismatchError, PeerLostError, RenkeiError, UsageError
 
@@ -201,6 +202,10 @@ class Channel:
         """Whether 16-bit floats are added in 32 bits and rounded once; Gloo and NCCL round each time."""
         return self._is_ours
 
+    def sends_at_once(self, tensor: Tensor) -> bool:
+        """Whether messages to several ranks and from them may be on their way at the same time; NCCL's wait in line."""
+        return self._is_ours or self._backend(tensor).name() == "gloo"
+
     def needs_slices(self, dtype: torch.dtype, *, in_tree: bool) -> bool:
         """Whether a sum is to be computed slice by slice, since the backend would not add well enough, or in a tree."""
         if self.has_slices:
@@ -219,12 +224,15 @@ class Channel:
         assert isinstance(group, TransportGroup)
         return self._start(lambda: group.start_slices(half, tensor, num_slices), doing)
 
-    def start_reduction(self, tensor: Tensor, reduction: str, doing: str) -> Pending:
+    def start_reduction(self, tensor: Tensor, reduction: Reduction, doing: str) -> Pending:
         """Replace `tensor` by its sum, product, max or min over ranks, in its own dtype."""
         self.check_open()
         if self.size == 1:
             return Pending([])
-        return self._start(lambda: self._backend(tensor).allreduce([tensor], _REDUCTIONS[reduction]), doing)
+        backend = self._backend(tensor)
+        if isinstance(backend, TransportGroup):
+            return self._start(lambda: backend.start_reduction([tensor], reduction), doing)
+        return self._start(lambda: backend.allreduce([tensor], _REDUCTIONS[reduction]), doing)
 
     def start_broadcast(self, tensor: Tensor, root: int, doing: str) -> Pending:
         """Replace `tensor` by that of `root`."""

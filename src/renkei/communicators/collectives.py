@@ -7,12 +7,14 @@ have and that loses nothing on the way: 16-bit floats are added in 32 bits.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from renkei.communicators.channel import Channel
 from renkei.communicators.headers import REDUCTIONS, problem_with
+from renkei.communicators.reduction import Reduction
 
 CPU = torch.device("cpu")  # said where it is meant: a script may have set another default
 CHUNK = 2**30  # bytes of one message: MPI counts in 32-bit integers, and nothing is gained by more
@@ -39,7 +41,7 @@ def all_reduce(channel: Channel, tensor: Tensor, reduction: str) -> Tensor:
     problem = problem_with([tensor]) or _check_reduction([tensor], reduction, REDUCTIONS)
     channel.agree("all_reduce", [tensor], reduction=reduction, same_tensors=True, problem=problem)
     carrier = _to_carrier(tensor)
-    native = "sum" if reduction == "mean" else reduction
+    native = cast(Reduction, "sum" if reduction == "mean" else reduction)
     channel.start_reduction(carrier, native, "all_reduce").wait()
     return _from_carrier(carrier, tensor, mean_over=channel.size if reduction == "mean" else 1)
 

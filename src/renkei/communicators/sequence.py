@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from renkei.errors import DeadlineError, RenkeiError, UsageError
 
-_PATIENCE = 1.0  # seconds for what is being done when a line is closed
+_PATIENCE = 1.0  # seconds for what is being done to come to its end, when a line is closed or a deadline has passed
 _BETWEEN_LOOKS = 0.005  # seconds
 _LOOKS = 100  # before the thread sleeps until it is woken
 
@@ -80,11 +80,13 @@ class Transfer(NamedTuple):
         operation: ends when the message has left, or has come.
         wait: returns then, helping if it can, or raises; takes the seconds to wait at most.
         hurry: sees to it that the message moves although nobody waits.
+        source: tells from which rank a message came, if that was left open.
     """
 
     operation: Operation
     wait: Callable[[float], None]
     hurry: Callable[[], None] = lambda: None
+    source: Callable[[], int] | None = None
 
 
 class Sequence:
@@ -137,7 +139,8 @@ class Sequence:
         Raises:
             DeadlineError: it has not been done in time.
         """
-        deadline = time.monotonic() + seconds
+        # What ends by itself tells better why, so it gets to speak first.
+        deadline = time.monotonic() + seconds + (_PATIENCE if helps else 0.0)
         if not helps:
             self.ring()
         while not operation.is_done:

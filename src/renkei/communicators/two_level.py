@@ -20,7 +20,7 @@ from torch import Tensor
 from renkei.communicators.channel import Channel, Pending
 from renkei.communicators.communicator import Communicator
 from renkei.communicators.options import Options
-from renkei.communicators.slices import gather_slices, reduce_slices
+from renkei.communicators.slices import gather_slices, reduce_slices, sum_by_slices
 from renkei.communicators.stages import Stages
 from renkei.communicators.summation import ADDED_IN_32_BITS, slices
 
@@ -61,8 +61,7 @@ class TwoLevelCommunicator(Communicator):
     def _add_between(self, channel: Channel, mine: Tensor) -> None:
         doing = f"{self.name} sum between nodes"
         if mine.dtype in ADDED_IN_32_BITS and not channel.adds_16_bits_in_32:
-            reduce_slices(channel, mine, channel.size, doing)
-            gather_slices(channel, mine, channel.size, doing)
+            sum_by_slices(channel, mine, doing)
         else:
             channel.start_reduction(mine, "sum", doing).wait()
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Literal
 
 import torch
 from torch import Tensor
 
+from renkei.communicators.reduction import Reduction
 from renkei.communicators.sequence import Transfer
-
-Reduction = Literal["sum", "mean", "product", "min", "max", "band", "bor", "bxor"]
 
 
 class Transport(ABC):

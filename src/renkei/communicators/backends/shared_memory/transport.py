@@ -14,15 +14,14 @@ from renkei.communicators.backends.shared_memory.mail import Mail
 from renkei.communicators.backends.shared_memory.meeting import Meeting
 from renkei.communicators.backends.shared_memory.memory import PRIVATE, Memory, Place
 from renkei.communicators.backends.shared_memory.mesh import Mesh
-from renkei.communicators.backends.shared_memory.reduction import reduce_in_chunks, reduce_to
-from renkei.communicators.backends.transport import Reduction, Transport
+from renkei.communicators.backends.transport import Transport
+from renkei.communicators.reduction import CHUNK, Reduction, reduce_in_chunks, reduce_to
 from renkei.communicators.sequence import Transfer
 from renkei.communicators.summation import slices
 from renkei.errors import MismatchError
 
 BANK = 2**20  # bytes of each of a rank's two places for what others are to read; all ranks' fit into a cache
 SMALL = 2**16  # bytes up to which every rank adds a whole tensor itself, which takes one meeting instead of two
-CHUNK = 2**18  # bytes that are added at a time, of each rank's; they stay in the processor's own cache
 
 _COUNT = 64  # bytes for a rank's count of meetings: a cache line of its own
 
@@ -45,6 +44,7 @@ class SharedMemoryTransport(Transport):
         self._mail = Mail(self._mesh, timeout)
         self._lay_out(self._memory.make(_COUNT + 2 * (NOTE_SIZE + 16 * size + BANK)).parts)
         self._lane = BANK // size // 64 * 64  # a rank's part of a bank, in bytes
+        self._views: dict[tuple[int, torch.dtype], list[Tensor]] = {}
         self._turn = 0
         self._meeting.wait("setting up shared memory")
 
@@ -283,4 +283,8 @@ class SharedMemoryTransport(Transport):
 
     def _typed_banks(self, dtype: torch.dtype, numel: int) -> list[Tensor]:
         """By rank, the first elements of the bank of this turn."""
-        return [bank[: numel * dtype.itemsize].view(dtype) for bank in self._banks[self._turn]]
+        key = self._turn, dtype
+        if key not in self._views:  # kept, for making them takes longer than adding a few numbers does
+            whole = BANK // dtype.itemsize * dtype.itemsize
+            self._views[key] = [bank[:whole].view(dtype) for bank in self._banks[self._turn]]
+        return [view[:numel] for view in self._views[key]]
