@@ -18,7 +18,7 @@ _LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "OMPI_", "PMI_", "MPI_"
 def plain_environment(**variables: str) -> dict[str, str]:
     """This process's variables without any launcher's, and these."""
     ordinary = {name: value for name, value in os.environ.items() if not name.startswith(_LAUNCHERS)}
-    return ordinary | {"OMP_NUM_THREADS": "1"} | variables
+    return ordinary | {"OMP_NUM_THREADS": "1", "RENKEI_TUNING": ""} | variables
 
 
 def start(*command: str, variables: Mapping[str, str] | None = None) -> subprocess.Popen[str]:

@@ -28,7 +28,7 @@ DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int
 
 @pytest.fixture(autouse=True)
 def _small_edges(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in (("SMALL", SMALL), ("CHUNK", CHUNK), ("BANK", BANK)):
+    for name, value in (("SMALL", SMALL), ("BANK", BANK)):
         monkeypatch.setattr(transport, name, value)
 
 
@@ -39,7 +39,7 @@ def on_ranks(size: int, run: Callable[[SharedMemoryTransport], Any], timeout: fl
 
     def body(rank: int) -> None:
         try:
-            made = SharedMemoryTransport(store, rank=rank, size=size, timeout=timeout)
+            made = SharedMemoryTransport(store, rank=rank, size=size, timeout=timeout, chunk=CHUNK)
             try:
                 results[rank] = run(made)
             finally:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from renkei.bench.machine import available_memory, describe_machine
 from renkei.bench.sizes import parse_size, show_size
 from renkei.cli.comma_separated import split, split_known
 from renkei.cli.in_job import NumRanks, is_to_start, start_this_command
@@ -24,6 +23,7 @@ from renkei.communicators.requested import AUTO, read_name
 from renkei.errors import UsageError
 from renkei.launch import mpi
 from renkei.launch.environments import detect
+from renkei.machine import available_memory, describe_machine
 from renkei.strict_json import dumps
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ PEERS = ("gloo", "mpi4py", "mpi-shared")
 DTYPES = {"float32": 4, "float64": 8, "bfloat16": 2, "float16": 2}  # and their bytes
 
 _BUFFERS = 2  # of the size given, that a contestant needs at a time: one to add, one to work with
+_PROBE_SECONDS = 8.0  # and some more to begin and to end
 _SIZES = "16KiB,256KiB,1MiB,16MiB,64MiB"
 
 
@@ -67,6 +68,10 @@ def all_reduce(
     rounds: Annotated[int, typer.Option(min=5, help="Turns of each contestant.")] = 15,
     as_json: Annotated[bool, typer.Option("--json", help="Print the results as one JSON object.")] = False,
     plot: Annotated[Path | None, typer.Option(help="Also draw them, into this file: .png, .svg or .pdf.")] = None,
+    save: Annotated[
+        bool,
+        typer.Option("--save", help="Measure nothing but what suits these ranks, in 10 s, for all jobs to come."),
+    ] = False,
     progress: Annotated[
         bool | None,
         typer.Option("--progress/--no-progress", help="Show it on standard error.", show_default="on a terminal"),
@@ -87,11 +92,36 @@ def all_reduce(
         assert num_ranks is not None
         _start(request, num_ranks)
         return
+    if save:
+        _save(as_json)
+        return
     results = _measure(request)
     if environment.rank == 0:
         show(dumps({"results": [asdict(result) for result in results]}) if as_json else _table(results))
         if plot is not None:
             _draw(results, environment.size, plot)
+
+
+def _save(as_json: bool) -> None:
+    """Choose what suits these ranks, and write it where `create_communicator` looks."""
+    from renkei.bench.probing import probe
+    from renkei.communicators.factory import create_communicator, tuning_key
+    from renkei.communicators.tuning import remember
+    from renkei.recipes.threads import set_threads
+
+    set_threads()
+    with create_communicator("flat") as comm:
+        found = probe(comm, _PROBE_SECONDS)
+        if comm.rank != 0:
+            return
+        file = remember(tuning_key(comm.nodes, comm.device), found)
+    if as_json:
+        show(dumps({"file": str(file), **asdict(found)}))
+        return
+    rows = [(name, _show_ms(own)) for name, own in sorted(found.milliseconds.items(), key=lambda item: item[1])]
+    show(as_table((f"adding {show_size(found.total_bytes)} of gradients", "ms"), rows))
+    chunk = f", {show_size(found.chunk_bytes)} at a time" if found.chunk_bytes else ""
+    show(f"chosen: {found.communicator}, {show_size(found.bucket_bytes)} buckets{chunk}; saved in {file}")
 
 
 def _check(request: _Request, num_ranks: int, plot: Path | None) -> None:

@@ -26,16 +26,20 @@ class Chosen:
         return str(Requested(self.algorithm, self.backend, self.backend_within))
 
 
-def choose(wanted: Requested, nodes: Sequence[Hashable], device: torch.device) -> Chosen:
-    """What suits what is asked for, and ranks on these nodes that compute on such devices."""
+def choose(wanted: Requested, nodes: Sequence[Hashable], device: torch.device, *, in_one_level: bool = False) -> Chosen:
+    """What suits what is asked for, and ranks on these nodes that compute on such devices.
+
+    Args:
+        in_one_level: all ranks' buffers must be added in one order.
+    """
     ranks_per_node = Counter(nodes)
     within = "nccl" if _has_nccl(device) else "shared_memory" if has_shared_memory() else "gloo"
     between = "nccl" if _has_nccl(device) else "gloo"
     algorithm = wanted.algorithm
     if algorithm is None:
         has_levels = len(ranks_per_node) > 1 and max(ranks_per_node.values()) > 1
-        two_level = wanted.backend_within or (wanted.backend is None and has_levels and within != between)
-        algorithm = "two_dimensional" if two_level else "flat"
+        two_level = wanted.backend is None and has_levels and within != between and not in_one_level
+        algorithm = "two_dimensional" if two_level or wanted.backend_within else "flat"
     if algorithm in TWO_LEVEL:
         return Chosen(algorithm, wanted.backend or between, wanted.backend_within or within)
     return Chosen(algorithm, wanted.backend or (within if len(ranks_per_node) == 1 else between))

@@ -137,6 +137,11 @@ class Communicator(ABC):
         return self.options.device
 
     @property
+    def nodes(self) -> tuple[Hashable, ...]:
+        """By rank, something that tells its node."""
+        return self._network.nodes
+
+    @property
     def group(self) -> dist.ProcessGroup:
         """The process group, for what of torch.distributed takes one (DDP does)."""
         return self._channel.group

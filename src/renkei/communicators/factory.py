@@ -7,6 +7,7 @@ import math
 import os
 import sys
 import weakref
+from collections.abc import Hashable, Sequence
 
 import torch
 
@@ -18,12 +19,15 @@ from renkei.communicators.hierarchical import HierarchicalCommunicator
 from renkei.communicators.job import Job, in_a_job, join
 from renkei.communicators.naive import NaiveCommunicator
 from renkei.communicators.null import NullCommunicator
-from renkei.communicators.requested import AUTO, read_name
+from renkei.communicators.requested import AUTO, Requested, read_name
 from renkei.communicators.single_node import SingleNodeCommunicator
 from renkei.communicators.staged import StagedCommunicator
+from renkei.communicators.tuning import Tuning, key_of, recall_together
 from renkei.communicators.two_dimensional import TwoDimensionalCommunicator
 from renkei.errors import UsageError
 from renkei.failures import first_cause
+from renkei.gradients.buckets import BucketSizes
+from renkei.machine import describe_machine
 from renkei.topology import Topology
 
 COMMUNICATORS: dict[str, type[Communicator]] = {
@@ -54,8 +58,8 @@ def create_communicator(
 
     Args:
         name: the all-reduce algorithm (`COMMUNICATORS`), or one of ChainerMN's names; with the backend as "flat/gloo",
-            or with those within nodes and between them as "two_dimensional/shared_memory+gloo". "auto" is what suits
-            the ranks' places and devices.
+            or with those within nodes and between them as "two_dimensional/shared_memory+gloo". "auto" is what was
+            measured (`renkei bench all-reduce --save`), or else suits the ranks' places and devices.
         backend: "nccl", "gloo", "mpi" or "shared_memory", or two of them, as above.
         device: where this rank computes; by default, and by "cuda", its own GPU among the node's; else "cpu".
         timeout: seconds after which waiting for another rank is an error.
@@ -79,7 +83,12 @@ def create_communicator(
         raise UsageError(f"timeout is {timeout} s, but must be a number above 0")
     job = join()
     device = own_gpu(device, Topology.from_nodes(job.rank, job.nodes).intra_rank)
-    chosen = choose(wanted, job.nodes, device)
+    store = torch.distributed.PrefixStore(job.next_prefix(), job.store)
+    tuning = None
+    if wanted == Requested() and virtual_ranks is None:
+        tuning = recall_together(job.rank, store, tuning_key(job.nodes, device))
+        wanted = read_name(tuning.communicator) if tuning else wanted
+    chosen = choose(wanted, job.nodes, device, in_one_level=virtual_ranks is not None)
     check_virtual_ranks(virtual_ranks, job.size, chosen.algorithm)
     options = Options(
         backend=chosen.backend,
@@ -87,21 +96,29 @@ def create_communicator(
         device=device,
         address=job.address,
         timeout=timeout,
+        bucket_sizes=BucketSizes(first=tuning.bucket_bytes, rest=tuning.bucket_bytes) if tuning else None,
+        chunk_bytes=tuning.chunk_bytes if tuning else None,
         virtual_ranks=virtual_ranks,
     )
-    store = torch.distributed.PrefixStore(job.next_prefix(), job.store)
     comm = COMMUNICATORS[chosen.algorithm](store, rank=job.rank, nodes=job.nodes, options=options)
     atexit.register(_close, weakref.ref(comm), os.getpid())
-    _say(comm, job)
+    _say(comm, job, tuning)
     return comm
 
 
-def _say(comm: Communicator, job: Job) -> None:
+def tuning_key(nodes: Sequence[Hashable], device: torch.device) -> str:
+    """What tells ranks on these nodes, who compute on such devices, from others in the file of `tuning`."""
+    kind = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+    return key_of(nodes, kind, describe_machine())
+
+
+def _say(comm: Communicator, job: Job, tuning: Tuning | None) -> None:
     if comm.rank == 0 and comm.size > 1:
         nodes = f"{comm.inter_size} node{'s' * (comm.inter_size > 1)}"
+        tuned = f"; as measured on {tuning.measured_on}" if tuning else ""
         print(
             f"renkei: {comm.size} ranks on {nodes}, started by {job.launcher}; {comm.name}/{comm.options.backends}, "
-            f"{comm.device}, {torch.get_num_threads()} threads a rank",
+            f"{comm.device}, {torch.get_num_threads()} threads a rank{tuned}",
             file=sys.stderr,
             flush=True,
         )

@@ -17,6 +17,7 @@ from torch.distributed.distributed_c10d import GroupName
 from renkei.communicators.backends.process_group import TransportGroup
 from renkei.communicators.backends.shared_memory.transport import SharedMemoryTransport
 from renkei.communicators.channel import translate
+from renkei.communicators.reduction import CHUNK
 from renkei.communicators.requested import BACKENDS
 from renkei.communicators.timeouts import milliseconds
 from renkei.errors import MismatchError, RenkeiError, UsageError
@@ -113,6 +114,7 @@ def create_group(
     address: str,
     timeout: float,
     num_threads: int,
+    chunk: int | None = None,
 ) -> ProcessGroup:
     """A group of `size` ranks that find one another in `store`, which must be empty.
 
@@ -123,6 +125,7 @@ def create_group(
         address: of this host, as the other ranks reach it.
         timeout: seconds after which waiting for another rank fails.
         num_threads: how many messages Gloo works on at a time.
+        chunk: bytes that are added at a time in shared memory; None for what suits most.
 
     Raises:
         UsageError: the backend is unknown.
@@ -134,7 +137,8 @@ def create_group(
     name = f"renkei-{uuid.uuid4()}"  # local to this process; ranks may share one (threads)
     try:
         if backend == "shared_memory":
-            group: ProcessGroup = TransportGroup(SharedMemoryTransport(store, rank=rank, size=size, timeout=timeout))
+            transport = SharedMemoryTransport(store, rank=rank, size=size, timeout=timeout, chunk=chunk or CHUNK)
+            group: ProcessGroup = TransportGroup(transport)
         elif backend == "mpi":
             from renkei.communicators.backends.mpi import create_mpi_transport  # needs mpi4py
 

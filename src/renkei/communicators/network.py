@@ -50,6 +50,7 @@ class Network:
             address=self.options.address,
             timeout=self.options.timeout,
             num_threads=self.options.num_threads(len(set(nodes))),
+            chunk=self.options.chunk_bytes,
         )
         channel = Channel(group, rank=rank, size=len(members))
         self._channels.append(channel)

@@ -22,6 +22,7 @@ class Options:
         address: of this host, as the other ranks reach it.
         timeout: seconds after which any wait for another rank fails.
         bucket_sizes: how gradients are cut into messages; None for what suits device and topology.
+        chunk_bytes: how much is added at a time, where we add; None for what suits most.
         virtual_ranks: add in the fixed binary tree of as many ranks, whatever the number of real ones: their number
             times a power of two. None for whatever order is quickest.
     """
@@ -32,6 +33,7 @@ class Options:
     address: str = "127.0.0.1"
     timeout: float = 300.0
     bucket_sizes: BucketSizes | None = None
+    chunk_bytes: int | None = None
     virtual_ranks: int | None = None
 
     @property

@@ -23,8 +23,9 @@ from renkei.communicators.backends.flattening import (
     share_memory,
     split_sizes,
 )
-from renkei.communicators.backends.transport import Reduction, Transport
+from renkei.communicators.backends.transport import Transport
 from renkei.communicators.backends.work import TransportWork
+from renkei.communicators.reduction import Reduction
 from renkei.communicators.sequence import Operation, Transfer
 from renkei.communicators.sequence import Sequence as Line
 
@@ -322,7 +323,7 @@ def _followed_by(transfer: Transfer, then: Callable[[], None]) -> Transfer:
             raise followed.error
 
     transfer.operation.when_done(follow)
-    return Transfer(followed, wait, transfer.hurry)
+    return transfer._replace(operation=followed, wait=wait)
 
 
 def _reduction(opts: Any) -> Reduction:

@@ -17,7 +17,7 @@ class TransportWork(dist.Work):
     def __init__(self, transfer: Transfer, timeout: float, result: Any) -> None:
         super().__init__()
         self._operation, self._wait, self._hurry = transfer.operation, transfer.wait, transfer.hurry
-        self._timeout, self._result = timeout, result
+        self._timeout, self._result, self._source = timeout, result, transfer.source
         self._future: torch.futures.Future[Any] | None = None
 
     def wait(self, timeout: timedelta | None = None) -> bool:
@@ -56,6 +56,11 @@ class TransportWork(dist.Work):
             self._operation.when_done(lambda: raw.set_result(None))
             self._hurry()  # who waits for a future can't help
         return self._future
+
+    def _source_rank(self) -> int:
+        """From which rank a message came, if that was left open; torch asks for it by this name."""
+        assert self._source is not None
+        return self._source()
 
     def _value_or_raise(self, _: object) -> Any:
         if self._operation.error is not None:

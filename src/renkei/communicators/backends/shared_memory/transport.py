@@ -36,8 +36,9 @@ class SharedMemoryTransport(Transport):
     name = "shared_memory"
     has_slices = True
 
-    def __init__(self, store: dist.Store, *, rank: int, size: int, timeout: float) -> None:
+    def __init__(self, store: dist.Store, *, rank: int, size: int, timeout: float, chunk: int = CHUNK) -> None:
         self.rank, self.size, self.timeout = rank, size, timeout
+        self._chunk = chunk
         self._mesh = Mesh(store, rank=rank, size=size, timeout=timeout)
         self._meeting = Meeting(self._mesh, timeout)
         self._memory = Memory(self._mesh)
@@ -72,7 +73,7 @@ class SharedMemoryTransport(Transport):
         place = self._memory.place(tensor)
         if self._meet(call, place):
             own = [slices(each, self.size)[self.rank] for each in self._memory.everyones(place, tensor)]
-            reduce_in_chunks(own, own, reduction, CHUNK)
+            reduce_in_chunks(own, own, reduction, self._chunk)
             self._meeting.wait("all_reduce")
         else:
             self._all_reduce_by_banks(tensor, reduction)
@@ -92,7 +93,7 @@ class SharedMemoryTransport(Transport):
                 self._take_in(*before)
             mine = [bank[self.rank] for bank in banks]
             parts = [*mine[: self.rank], piece[self.rank], *mine[self.rank + 1 :]]
-            reduce_in_chunks(parts, [piece[self.rank], mine[self.rank]], reduction, CHUNK)
+            reduce_in_chunks(parts, [piece[self.rank], mine[self.rank]], reduction, self._chunk)
             before = piece, banks
             if following is not None:
                 banks = self._put_out(following)
@@ -147,7 +148,7 @@ class SharedMemoryTransport(Transport):
             return
         if mine.numel():
             parts = [slices(each, num_slices)[self.rank] for each in self._memory.everyones(place, tensor)]
-            reduce_in_chunks(parts, [mine], "sum", CHUNK)
+            reduce_in_chunks(parts, [mine], "sum", self._chunk)
         self._meeting.wait("reduce_slices")
 
     def gather_slices(self, tensor: Tensor, num_slices: int) -> None:
