@@ -20,15 +20,15 @@ from renkei.communicators.backends.shared_memory.transport import SharedMemoryTr
 from renkei.communicators.summation import add_in_tree, widened
 from renkei.errors import DeadlineError, MismatchError, PeerLostError
 
-# Bytes of small messages, of a chunk and of a bank, so small that lengths go over all their edges.
-SMALL, CHUNK, BANK = 256, 512, 2048
+# Bytes of small messages, of a chunk and of all banks, so small that lengths go over all their edges.
+SMALL, CHUNK, BANKS = 256, 512, 4096
 LENGTHS = [0, 1, 63, 64, 65, 255, 512, 513, 1025, 1537, 5000]  # elements
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.uint8]
 
 
 @pytest.fixture(autouse=True)
 def _small_edges(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in (("SMALL", SMALL), ("BANK", BANK)):
+    for name, value in (("SMALL", SMALL), ("BANKS", BANKS)):
         monkeypatch.setattr(transport, name, value)
 
 

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -67,7 +68,11 @@ def _contestants(comm: Communicator, model: Model, peers: Sequence[str]) -> Iter
     yield "renkei", _renkei(comm, model)
     if "ddp" in peers:
         for mebibytes in DDP_BUCKETS_MIB:
-            yield f"ddp, {mebibytes} MiB buckets", _ddp(comm, model, mebibytes)
+            yield f"ddp, {mebibytes} MiB buckets", _ddp(comm, model, mebibytes, None)
+        if comm.options.backend == "shared_memory":  # what a user of DDP gains by that backend alone
+            group = comm.duplicate().group
+            for mebibytes in DDP_BUCKETS_MIB:
+                yield f"ddp over shared_memory, {mebibytes} MiB buckets", _ddp(comm, model, mebibytes, group)
 
 
 def _all_reduce(comm: Communicator, model: Model) -> Step:
@@ -88,13 +93,14 @@ def _renkei(comm: Communicator, model: Model) -> Step:
     return _step(net, data, MultiNodeOptimizer(optimizer, comm, model=net))
 
 
-def _ddp(comm: Communicator, model: Model, mebibytes: int) -> Step:
+def _ddp(comm: Communicator, model: Model, mebibytes: int, group: dist.ProcessGroup | None) -> Step:
     """DDP as its documentation advises for speed: gradients as views of buckets, a static graph."""
     net, data, optimizer = _model_and_optimizer(comm, model)
     with warnings.catch_warnings():  # torch 2.13 renames broadcast_buffers; 2.11 has no other name for it
         warnings.simplefilter("ignore", FutureWarning)
         wrapped = DistributedDataParallel(
             net,
+            process_group=group,
             device_ids=[comm.device] if comm.device.type == "cuda" else None,
             bucket_cap_mb=mebibytes,
             gradient_as_bucket_view=True,

@@ -12,7 +12,7 @@ from renkei.communicators.summation import add_in_tree, widened
 
 Reduction = Literal["sum", "mean", "product", "min", "max", "band", "bor", "bxor"]
 
-CHUNK = 2**18  # bytes that are reduced at a time, of each rank's; they stay in the processor's own cache
+CHUNK = 2**19  # bytes that are reduced at a time, of each rank's; they stay in the processor's own cache
 
 _COMBINE: dict[Reduction, Callable[..., Tensor]] = {
     "sum": torch.add, "mean": torch.add, "product": torch.mul, "min": torch.minimum, "max": torch.maximum,

@@ -20,7 +20,7 @@ from renkei.communicators.sequence import Transfer
 from renkei.communicators.summation import slices
 from renkei.errors import MismatchError
 
-BANK = 2**20  # bytes of each of a rank's two places for what others are to read; all ranks' fit into a cache
+BANKS = 2**23  # bytes that all ranks together exchange at a time; they fit into the cache that processors share
 SMALL = 2**16  # bytes up to which every rank adds a whole tensor itself, which takes one meeting instead of two
 
 _COUNT = 64  # bytes for a rank's count of meetings: a cache line of its own
@@ -43,15 +43,16 @@ class SharedMemoryTransport(Transport):
         self._meeting = Meeting(self._mesh, timeout)
         self._memory = Memory(self._mesh)
         self._mail = Mail(self._mesh, timeout)
-        self._lay_out(self._memory.make(_COUNT + 2 * (NOTE_SIZE + 16 * size + BANK)).parts)
-        self._lane = BANK // size // 64 * 64  # a rank's part of a bank, in bytes
+        self._bank = max(1, BANKS // size // 2**12) * 2**12
+        self._lay_out(self._memory.make(_COUNT + 2 * (NOTE_SIZE + 16 * size + self._bank)).parts)
+        self._lane = self._bank // size // 64 * 64  # a rank's part of a bank, in bytes
         self._views: dict[tuple[int, torch.dtype], list[Tensor]] = {}
         self._turn = 0
         self._meeting.wait("setting up shared memory")
 
     def _lay_out(self, parts: Sequence[Tensor]) -> None:
         """Give each rank's part its places: a count of meetings, and two of each note, table of sizes and bank."""
-        sizes = [_COUNT, *[NOTE_SIZE, 16 * self.size, BANK] * 2]
+        sizes = [_COUNT, *[NOTE_SIZE, 16 * self.size, self._bank] * 2]
         by_rank = [part[: sum(sizes)].split(sizes) for part in parts]
         counts, *places = zip(*by_rank, strict=True)
         self._meeting.count_in([count[:8].view(torch.int64) for count in counts])
@@ -125,7 +126,7 @@ class SharedMemoryTransport(Transport):
 
     def _reduce_by_banks(self, pieces: Sequence[Tensor], mine: Tensor, reduction: Reduction) -> None:
         """Fill `mine`, if this rank has one, with the reduction over ranks of their piece of its number."""
-        lane = BANK // len(pieces) // mine.element_size() or 1
+        lane = self._bank // len(pieces) // mine.element_size() or 1
         for begin in range(0, pieces[0].numel(), lane):
             parts = [piece[begin : begin + lane] for piece in pieces]
             numel = parts[0].numel()
@@ -163,7 +164,7 @@ class SharedMemoryTransport(Transport):
                     piece.copy_(slices(everyones[other], num_slices)[other])
             self._meeting.wait("gather_slices")
             return
-        length = BANK // tensor.element_size()
+        length = self._bank // tensor.element_size()
         for begin in range(0, pieces[0].numel(), length):
             banks = self._typed_banks(tensor.dtype, length)
             for other, piece in enumerate(pieces):
@@ -180,7 +181,7 @@ class SharedMemoryTransport(Transport):
 
     def broadcast(self, data: Tensor, root: int) -> None:
         self._meet(Call("broadcast", num_bytes=data.numel(), root=root))
-        for piece in data.split(BANK):
+        for piece in data.split(self._bank):
             bank = self._banks[self._turn][root][: piece.numel()]
             if self.rank == root:
                 bank.copy_(piece)
@@ -197,17 +198,17 @@ class SharedMemoryTransport(Transport):
     def _gather(self, operation: str, output: Tensor | None, data: Tensor, root: int) -> None:
         self._meet(Call(operation, num_bytes=data.numel(), root=root))
         rows = None if output is None else output.view(self.size, -1)
-        for begin in range(0, data.numel(), BANK):
-            piece = data[begin : begin + BANK]
+        for begin in range(0, data.numel(), self._bank):
+            piece = data[begin : begin + self._bank]
             banks = self._banks[self._turn]
             banks[self.rank][: piece.numel()].copy_(piece)
             self._end_turn(operation)
             for row, bank in zip(rows if rows is not None else (), banks, strict=rows is not None):
-                row[begin : begin + BANK].copy_(bank[: piece.numel()])
+                row[begin : begin + self._bank].copy_(bank[: piece.numel()])
 
     def scatter(self, output: Tensor, data: Tensor | None, root: int) -> None:
         self._meet(Call("scatter", num_bytes=output.numel(), root=root))
-        lane = BANK // self.size
+        lane = self._bank // self.size
         for begin in range(0, output.numel(), lane):
             piece = output[begin : begin + lane]
             lanes = self._banks[self._turn][root][: self.size * piece.numel()].view(self.size, -1)
@@ -227,7 +228,7 @@ class SharedMemoryTransport(Transport):
             raise MismatchError(
                 f"rank {source} sends {sent[source, dest]} bytes to rank {dest}, which expects {received[dest, source]}"
             )
-        lane = BANK // self.size
+        lane = self._bank // self.size
         for begin in range(0, int(sent.max()), lane):
             banks = [bank.view(-1)[: lane * self.size].view(self.size, lane) for bank in self._banks[self._turn]]
             for piece, place in zip(data.split(list(send_sizes)), banks[self.rank], strict=True):
@@ -286,6 +287,6 @@ class SharedMemoryTransport(Transport):
         """By rank, the first elements of the bank of this turn."""
         key = self._turn, dtype
         if key not in self._views:  # kept, for making them takes longer than adding a few numbers does
-            whole = BANK // dtype.itemsize * dtype.itemsize
+            whole = self._bank // dtype.itemsize * dtype.itemsize
             self._views[key] = [bank[:whole].view(dtype) for bank in self._banks[self._turn]]
         return [view[:numel] for view in self._views[key]]
