@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import subprocess
 import time
@@ -57,7 +58,7 @@ def test_four_processes_find_one_another_and_rank_0_leaves_last(program: Path) -
     results = finish([start_rank(program, rank, 4, port) for rank in range(4)])
     assert [code for code, _ in results] == [0] * 4
     assert all("total 6 of 4" in output for _, output in results)
-    assert "4 ranks on 1 node, started by variables; flat/gloo, cpu" in results[0][1]
+    assert "4 ranks on 1 node, started by variables; flat/shared_memory, cpu" in results[0][1]
     assert ["worked on" in output for _, output in results] == [False, True, True, True]
 
 
@@ -109,5 +110,5 @@ def test_a_rank_that_fails_ends_the_others(tmp_path: Path) -> None:
     assert "first cause: rank 1 on" in results[1][1]
     assert results[1][1].count("Traceback") == 1
     for _, output in (results[0], results[2]):
-        assert "lost another rank" in output
+        assert re.search("lost rank [01] in all_gather", output)  # the other may have been told first
         assert "Traceback" not in output
