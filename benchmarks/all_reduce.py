@@ -16,16 +16,16 @@ from typing import Any
 
 from record import Record, table
 from renkei.bench.bandwidth import AllReduceTime
-from renkei.bench.machine import describe_machine
 from renkei.bench.sizes import show_size
+from renkei.machine import describe_machine
 from renkei.report.plots import draw_all_reduce
 
 RANKS = (2, 4)
-SIZES = ("16KiB", "256KiB", "1MiB", "16MiB", "100MiB")
-DTYPES = ("float32", "bfloat16")
-COMMUNICATORS = ("flat/gloo",)
+SIZES = ("16KiB", "64KiB", "1MiB", "4MiB", "10MiB", "25MiB", "50MiB", "100MiB")
+DTYPES = ("float32", "bfloat16", "float16")
+COMMUNICATORS = ("flat/gloo", "flat/shared_memory", "flat/mpi")
 PEERS = ("gloo", "mpi4py", "mpi-shared")
-ROUNDS = 15
+ROUNDS = 7
 
 Runs = list[AllReduceTime]  # of one contestant, one for each run
 Case = tuple[int, str, int]  # ranks, dtype, bytes

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import shutil
 import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,8 @@ def needs(there: bool, reason: str) -> pytest.MarkDecorator:
 
 
 MPIEXEC = Path(sys.prefix, "bin", "mpiexec")
+OPEN_MPIEXEC = Path("/usr/bin/mpiexec.openmpi")
+OPEN_MPI_LIBRARY = Path("/usr/lib", sysconfig.get_config_var("MULTIARCH") or "", "libmpi.so.40")
 
 compiler = needs(shutil.which("g++") is not None, "needs g++, for torch.compile writes C++: apt-get install g++")
 gpu = needs(torch.cuda.is_available(), "needs a GPU and a build of torch that uses it")
@@ -24,4 +27,8 @@ linux = needs(sys.platform == "linux", "needs Linux: it looks into /proc")
 mpich = needs(
     MPIEXEC.exists() and importlib.util.find_spec("mpi4py") is not None,
     "needs mpiexec and mpi4py in this environment: pip install mpi4py mpich",
+)
+open_mpi = needs(
+    OPEN_MPIEXEC.exists() and OPEN_MPI_LIBRARY.exists() and importlib.util.find_spec("mpi4py") is not None,
+    "needs Open MPI beside mpi4py: apt-get install openmpi-bin libopenmpi3; pip install mpi4py",
 )

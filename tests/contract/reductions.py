@@ -10,6 +10,7 @@ from torch import Tensor
 
 from contract.values import LAYOUTS, Unchanged, assert_same, numbers, shapes_for
 from renkei.communicators.communicator import Communicator
+from renkei.communicators.requested import TWO_LEVEL
 
 
 def expected_reduction(size: int, shape: Sequence[int], dtype: torch.dtype, reduction: str) -> Tensor:
@@ -84,7 +85,8 @@ TOO_FINE_FOR_16_BITS = {
 
 
 def check_16_bits_are_added_in_32(comm: Communicator) -> None:
-    """One rounding, at the end, however many ranks."""
+    """One rounding, at the end, however many ranks; of two levels, each has one."""
+    has_levels = comm.name in TWO_LEVEL and 1 < comm.inter_size < comm.size
     for dtype, cases in TOO_FINE_FOR_16_BITS.items():
         for case in cases:
             mine = torch.full((5,), case[comm.rank], dtype=dtype)
@@ -92,7 +94,8 @@ def check_16_bits_are_added_in_32(comm: Communicator) -> None:
             if exact[0] < torch.finfo(torch.float32).max:
                 assert_same(comm.all_reduce(mine), exact.to(dtype))
                 assert_same(comm.reduce_scatter([mine] * comm.size), exact.to(dtype))
-                _check_sum(comm, mine.clone(), exact.to(dtype))
+                if not has_levels:
+                    _check_sum(comm, mine.clone(), exact.to(dtype))
             if case[0] < 1e5:  # the sum overflows, the mean does not
                 assert_same(comm.all_reduce(mine, "mean"), (exact / comm.size).to(dtype))
 

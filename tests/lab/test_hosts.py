@@ -47,6 +47,16 @@ def test_ranks_started_by_hand_on_hosts_with_two_one_and_one_of_them(hosts: Host
     assert [each["address"] for each in said] == [hosts.address(host) for host in place]
 
 
+def test_shared_memory_is_that_of_a_host_alone(hosts: Hosts) -> None:
+    def tell(host: int, command: str) -> tuple[int, str]:
+        process = hosts.start(host, "sh", "-c", command)
+        return (process.wait(20), process.communicate()[0])
+
+    assert tell(0, "echo here > /dev/shm/word") == (0, "")
+    assert tell(0, "cat /dev/shm/word") == (0, "here\n")
+    assert tell(1, "cat /dev/shm/word") == (1, "")
+
+
 def test_torchrun_on_two_hosts(hosts: Hosts) -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "2"]
     rendezvous = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"{hosts.address(0)}:29400", "--rdzv-id", "lab"]

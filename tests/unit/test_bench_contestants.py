@@ -15,10 +15,10 @@ from renkei.bench import contestants
 from renkei.bench.all_reduce import _addends, check_sum, measure
 from renkei.bench.bandwidth import COPY, AllReduceTime
 from renkei.bench.contestants import DTYPES, Contestant, Job
-from renkei.bench.machine import available_memory, describe_machine
 from renkei.bench.mpi_peers import sum_in_shared_memory
 from renkei.communicators.communicator import Communicator
 from renkei.errors import RenkeiError
+from renkei.machine import available_memory, describe_machine
 from renkei.testing import run_on_ranks
 
 NUMEL = 1009

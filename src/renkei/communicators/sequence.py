@@ -107,6 +107,11 @@ class Sequence:
         self._thread: threading.Thread | None = None
         self._is_closed = False
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is in line, nor being done."""
+        return not self._line and not self._turn.locked()  # in this order: what leaves the line is being done
+
     def transfer(self, run: Callable[[], object], *, hurry: bool = True, limit: float = math.inf) -> Transfer:
         """Put an operation in line, as `submit` does, and tell how to wait for it.
 

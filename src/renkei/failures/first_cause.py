@@ -133,12 +133,14 @@ def install() -> None:
 class _Hook:
     def __init__(self, earlier: Callable[[type[BaseException], BaseException, TracebackType | None], object]) -> None:
         self._earlier = earlier
+        self._stderr = sys.stderr
 
     def __call__(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         if issubclass(kind, KeyboardInterrupt):
             self._earlier(kind, error, trace)
             return
-        exit_code = report(error)
+        with contextlib.redirect_stderr(self._stderr):  # a hook of torch around this one keeps it until this returns
+            exit_code = report(error)
         if self._earlier is not sys.__excepthook__:
             self._earlier(kind, error, trace)
         for stream in (sys.stdout, sys.stderr):

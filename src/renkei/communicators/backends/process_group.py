@@ -91,6 +91,11 @@ class TransportGroup(dist.ProcessGroup):
 
     def start_reduction(self, tensors: list[Tensor], reduction: Reduction) -> dist.Work:
         """Begin to replace tensors by their reductions over ranks."""
+        if len(tensors) == 1 and self._line.is_idle:
+            transfer = self.transport.begin_all_reduce(tensors[0], reduction)
+            if transfer is not None:
+                self.bytes_moved["allreduce"] += num_bytes(tensors[0])
+                return TransportWork(transfer, self.transport.timeout, tensors)
 
         def run() -> None:
             for tensor in tensors:

@@ -38,6 +38,13 @@ class Transport(ABC):
     def all_reduce(self, tensor: Tensor, reduction: Reduction) -> None:
         """Replace a tensor by its `Reduction` over ranks. 16-bit floats are computed in 32 bits and rounded once."""
 
+    def begin_all_reduce(self, tensor: Tensor, reduction: Reduction) -> Transfer | None:
+        """Begin an `all_reduce` without waiting, which goes on by itself and with who waits; None where that can't be.
+
+        Any tensor is taken, and nothing raised: what is wrong is told by `all_reduce`.
+        """
+        return None
+
     @abstractmethod
     def reduce_scatter(self, output: Tensor, tensor: Tensor, reduction: Reduction) -> None:
         """Fill `output` with this rank's part, of as many equal ones as there are ranks, of the reduced `tensor`."""

@@ -1,0 +1,83 @@
+"""The all-reduce of the backend "mpi-renkei" against mpi4py's own, in turns within one run.
+
+mpiexec -n 2 python benchmarks/mpi_backend.py
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import renkei.communicators.backends as backends
+from record import Record, table
+from renkei.communicators.backends.mpi_library import describe_mpi, load
+
+SIZES = {"64 KiB": 2**16, "1 MiB": 2**20, "10 MiB": 10 * 2**20, "100 MiB": 100 * 2**20}
+ROUNDS = 9
+MILLISECONDS = 150  # that one of them takes in a round, about
+
+
+def contestants(numel: int) -> dict[str, Callable[[], object]]:
+    """By name, how a tensor is replaced by its sum over ranks. Zeros, so that it can be done again and again."""
+    mpi, group = load(), dist.distributed_c10d._get_default_group()
+    world = mpi.COMM_WORLD.Dup()
+    tensor = torch.zeros(numel)
+    array = tensor.numpy()
+    return {
+        "mpi4py": lambda: world.Allreduce(mpi.IN_PLACE, array),
+        "renkei": lambda: group.allreduce([tensor]).wait(),
+    }
+
+
+def measure(calls: Mapping[str, Callable[[], object]]) -> dict[str, list[float]]:
+    """By name, the milliseconds that a call took in each round."""
+    comm = load().COMM_WORLD
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    begin = time.perf_counter()
+    for call in calls.values():
+        call()
+    estimate = (time.perf_counter() - begin) / len(calls) * 1000
+    repetitions = comm.bcast(max(2, min(1000, round(MILLISECONDS / estimate))))
+    for round_ in range(ROUNDS):
+        for name in list(calls)[:: 1 if round_ % 2 else -1]:
+            calls[name]()
+            comm.Barrier()
+            begin = time.perf_counter()
+            for _ in range(repetitions):
+                calls[name]()
+            times[name].append((time.perf_counter() - begin) / repetitions * 1000)
+    return times
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    backends.register()
+    dist.init_process_group("mpi-renkei", init_method="renkei-mpi://")
+    record = Record("mpi_backend") if dist.get_rank() == 0 else None
+    rows = []
+    for name, num_bytes in SIZES.items():
+        times = measure(contestants(num_bytes // 4))
+        ratio = statistics.median(ours / theirs for ours, theirs in zip(times["renkei"], times["mpi4py"], strict=True))
+        medians = {which: statistics.median(each) for which, each in times.items()}
+        rows.append((name, f"{medians['mpi4py']:.3f} ms", f"{medians['renkei']:.3f} ms", f"{ratio:.2f}"))
+        if record is not None:
+            record.add(size=name, ratio=ratio, milliseconds=times)
+    if record is not None:
+        print(record.write("All-reduce over MPI: ours and mpi4py's", text(rows, dist.get_world_size())))
+    dist.destroy_process_group()
+
+
+def text(rows: list[Any], num_ranks: int) -> str:
+    setting = f"{num_ranks} ranks, one thread each, fp32 in place; {describe_mpi()}."
+    them = "mpi4py: `Allreduce(MPI.IN_PLACE, array)`; renkei: `group.allreduce([tensor]).wait()`."
+    how = "Medians over rounds in turns; the ratio is the median of the rounds'."
+    return f"{setting}\n\n{them} {how}\n\n" + table(("size", "mpi4py", "renkei", "renkei / mpi4py"), rows)
+
+
+if __name__ == "__main__":
+    main()

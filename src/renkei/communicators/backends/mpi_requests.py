@@ -1,0 +1,229 @@
+"""What MPI was told to do: moved along by who waits for it, or by a thread that looks after what nobody waits for."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from renkei.communicators.backends.mpi_farewells import Farewells
+from renkei.communicators.backends.mpi_library import translate
+from renkei.communicators.sequence import Operation
+from renkei.errors import DeadlineError, PeerLostError, RenkeiError
+
+_EAGER = 0.001  # seconds, from the beginning and since something moved, in which MPI is asked again at once
+_MOVED = 15e-6  # seconds of computing; MPI takes longer to answer only if it moves something meanwhile
+_NAP = 0.001  # seconds that a nap lasts at most
+_LONG_NAP = 0.005  # seconds, for the thread that looks after what nobody waits for, while there is nothing such
+_GRACE = 0.3  # seconds in which what a rank sent before it left still comes
+_NAPS = 200  # with nothing at all, until that thread sleeps
+
+# From the ranks that have left, and after how many collectives, finds one that is needed.
+FindLost = Callable[[Mapping[int, int]], int | None]
+
+
+def nothing() -> None:
+    """There is nothing more to be done."""
+
+
+def keep_for_ever(*objects: Any) -> None:
+    """Keep what MPI may still read or write, also while Python ends, for MPI ends after that."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(objects))
+
+
+class Requests:
+    """What one rank has told MPI to do in one group and is not done.
+
+    Args:
+        mpi: the module `mpi4py.MPI`.
+        rank: the rank.
+        farewells: tell who has left.
+    """
+
+    def __init__(self, mpi: Any, rank: int, farewells: Farewells) -> None:
+        self.mpi, self.rank, self.farewells = mpi, rank, farewells
+        self._requests: list[Request] = []
+        self._guard = threading.Lock()
+        self._bell = threading.Event()
+        self._is_asleep = False
+        self._thread: threading.Thread | None = None
+        self._is_closed = False
+
+    def add(self, request: Request) -> None:
+        """Look after a request, which keeps the memory that MPI uses."""
+        with self._guard:
+            self._requests.append(request)
+            if self._is_asleep:
+                self._bell.set()
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._look, name="renkei mpi requests", daemon=True)
+                self._thread.start()
+
+    def give_up(self, error: RenkeiError) -> bool:
+        """Let all of them fail; tells whether MPI, too, has done with them."""
+        with self._guard:
+            requests = list(self._requests)
+        return all([request.give_up(error) for request in requests])
+
+    def close(self) -> None:
+        """End the thread."""
+        self._is_closed = True
+        self._bell.set()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _look(self) -> None:
+        moved, num_naps = 0.0, 0
+        while not self._is_closed:
+            with self._guard:
+                num_naps = 0 if self._requests else num_naps + 1  # also what has been done meanwhile keeps it awake
+                self._requests = requests = [request for request in self._requests if not request.is_done]
+                self._is_asleep = num_naps > _NAPS
+            now = time.monotonic()
+            unawaited = [request for request in requests if not request.is_awaited]
+            if any([request.look(now) for request in unawaited]):
+                moved = now
+            if now - moved > _EAGER:
+                self._bell.wait(None if self._is_asleep else _NAP if unawaited else _LONG_NAP)
+                self._bell.clear()
+
+
+class Request(Operation):
+    """Something that MPI was told to do.
+
+    Args:
+        requests: which this is to be one of.
+        request: MPI's, or what tests several of them.
+        held: what MPI reads and writes.
+        doing: what it is, for messages.
+        find_lost: see `FindLost`.
+        finish: what is to be done once MPI has done its part.
+        status: of what is received, for MPI to fill in.
+        limit: seconds after which it fails, also if nobody waits.
+    """
+
+    def __init__(
+        self,
+        requests: Requests,
+        request: Any,
+        held: Any,
+        doing: str,
+        find_lost: FindLost,
+        *,
+        finish: Callable[[], object] = nothing,
+        status: Any = None,
+        limit: float = math.inf,
+    ) -> None:
+        super().__init__(finish)
+        self._requests, self._request, self._held, self._status = requests, request, held, status
+        self._doing, self._find_lost, self._limit = doing, find_lost, limit
+        self._begin = time.monotonic()
+        self._lost_since: float | None = None
+        self._turn = threading.Lock()
+        self.is_awaited = False
+        requests.add(self)
+
+    def wait(self, seconds: float) -> None:
+        """Return when it is done; raise what it failed with.
+
+        Raises:
+            DeadlineError: it takes longer than so many seconds; it goes on, though, until its limit.
+        """
+        begin = time.monotonic()
+        self.is_awaited = True
+        try:
+            while not self._advance():
+                if time.monotonic() - begin > _EAGER:
+                    self._wait_patiently(begin, seconds)
+        finally:
+            self.is_awaited = False
+        if self.error is not None:
+            raise self.error
+
+    def look(self, now: float) -> bool:
+        """Move it along for somebody who doesn't wait; tells whether anything moved."""
+        used = time.thread_time()
+        self._advance()
+        has_moved = time.thread_time() - used > _MOVED
+        self._check(now)
+        return has_moved
+
+    def give_up(self, error: RenkeiError) -> bool:
+        """Let it fail; tells whether MPI, too, has done with it."""
+        if self.is_done:
+            return True
+        with self._turn:
+            if self.is_done:
+                return True
+            is_over = self._cancel()
+            if not is_over:
+                keep_for_ever(self._request, self._held)
+            self._held = None
+            self.fail(error)
+            return is_over
+
+    def _cancel(self) -> bool:
+        """Let MPI forget it, if it can: what is received."""
+        try:
+            if self._status is not None:
+                self._request.Cancel()
+            is_over: bool = self._request.Test()
+        except self._requests.mpi.Exception:
+            return False
+        return is_over
+
+    def _wait_patiently(self, begin: float, seconds: float) -> None:
+        moved = checked = begin
+        while not self.is_done:
+            used = time.thread_time()
+            self._advance()
+            now = time.monotonic()
+            if time.thread_time() - used > _MOVED:
+                moved = now
+            if now - checked > _NAP:
+                checked = now
+                self._check(now)
+                if now - begin > seconds and not self.is_done:
+                    raise self._deadline_error(seconds)
+            if now - moved > _EAGER:
+                time.sleep(min(_NAP, (now - moved) / 16))
+
+    def _advance(self) -> bool:
+        """Let MPI move it on, unless somebody else does; tells whether it is done."""
+        if not self.is_done and self._turn.acquire(blocking=False):
+            try:
+                if not self.is_done:
+                    self._test()
+            finally:
+                self._turn.release()
+        return self.is_done
+
+    def _test(self) -> None:
+        try:
+            if not self._request.Test(self._status):
+                return
+        except self._requests.mpi.Exception as error:
+            keep_for_ever(self._request, self._held)
+            self.fail(translate(self._requests.mpi, error, rank=self._requests.rank, doing=self._doing))
+        else:
+            self.perform()
+        self._held = None
+
+    def _check(self, now: float) -> None:
+        """Give it up if it takes too long, or if a rank that is needed has left."""
+        if self.is_done:
+            return
+        lost = self._find_lost(self._requests.farewells.look())
+        self._lost_since = None if lost is None else self._lost_since or now
+        if self._lost_since is not None and now - self._lost_since > _GRACE:
+            who = f"rank {self._requests.rank} lost rank {lost} in {self._doing}"
+            self.give_up(PeerLostError(f"{who}: it failed or left early: see its log"))
+        elif now - self._begin > self._limit:
+            self.give_up(self._deadline_error(self._limit))
+
+    def _deadline_error(self, seconds: float) -> DeadlineError:
+        waited = f"rank {self._requests.rank} waited {seconds:g} s for other ranks in {self._doing}"
+        return DeadlineError(f"{waited}: timed out; do all ranks get there?")

@@ -1,0 +1,31 @@
+"""The communicators keep the contract on ranks that mpiexec has started."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import pytest
+
+from contract.served_contract import ServedAlgorithm, ServedContract
+from contract.served_ranks import ServedRanks, mpiexec, serve
+from needs import mpich
+
+pytestmark = [mpich, pytest.mark.timeout(150)]  # the first test may wait for ten processes that import torch
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Mapping[int, ServedRanks]]:
+    with serve(ServedContract.sizes, mpiexec) as by_size:
+        yield by_size
+
+
+@pytest.mark.parametrize("spec", ["flat/gloo"])
+class TestContract(ServedContract):
+    """For what doesn't talk over MPI, how ranks were started is all that differs."""
+
+    sizes = (3,)
+
+
+@pytest.mark.parametrize("spec", ["naive/gloo", "two_dimensional/shared_memory+gloo"])
+class TestAlgorithm(ServedAlgorithm):
+    sizes = (3,)
