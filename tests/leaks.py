@@ -145,7 +145,9 @@ def _listening_ports() -> set[str]:
 
 
 def _shared_memory() -> set[str]:
-    return set(os.listdir(_SHARED_MEMORY)) if _SHARED_MEMORY.is_dir() else set()
+    """All names but MPICH's, which leaves them when a job is aborted; that may have been by tests beside these."""
+    names = os.listdir(_SHARED_MEMORY) if _SHARED_MEMORY.is_dir() else []
+    return {name for name in names if not name.startswith("mpich_shm_")}
 
 
 def _temporary_folders() -> set[str]:

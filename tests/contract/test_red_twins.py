@@ -23,7 +23,7 @@ from renkei.topology import Topology
 def assert_red(size: int, check: Callable[..., Any], *args: Any, **options: Any) -> None:
     """The check sees the defect."""
     with pytest.raises((AssertionError, RenkeiError, pickle.UnpicklingError, EOFError)):
-        run_on_ranks(size, check, *args, timeout=1.0, **options)
+        run_on_ranks(size, check, *args, communicator="flat/gloo", timeout=1.0, **options)
 
 
 def test_red_twin_a_rank_added_twice(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,18 +53,18 @@ def test_red_twin_the_last_element_not_added(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_red_twin_one_bucket_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = Channel.start_sum
+    whole = Channel.start_reduction
 
-    def most(self: Channel, tensor: Tensor, doing: str) -> Pending:
-        return Pending([]) if tensor.numel() == 8 else whole(self, tensor, doing)
+    def most(self: Channel, tensor: Tensor, reduction: str, doing: str) -> Pending:
+        return Pending([]) if tensor.numel() == 8 else whole(self, tensor, reduction, doing)
 
-    monkeypatch.setattr(Channel, "start_sum", most)
+    monkeypatch.setattr(Channel, "start_reduction", most)
     assert_red(2, reductions.check_start_sum, torch.float32)
 
 
 @pytest.mark.parametrize("size", [3, 4])
 def test_red_twin_16_bits_added_in_16_bits(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(channel, "_ADDED_IN_32_BITS", ())
+    monkeypatch.setattr(channel, "ADDED_IN_32_BITS", ())
     assert_red(size, reductions.check_16_bits_are_added_in_32)
     monkeypatch.undo()
     monkeypatch.delitem(collectives._CARRIERS, torch.float16)

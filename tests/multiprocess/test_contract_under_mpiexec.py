@@ -26,6 +26,11 @@ class TestContract(ServedContract):
     sizes = (3,)
 
 
-@pytest.mark.parametrize("spec", ["naive/gloo", "two_dimensional/shared_memory+gloo"])
+@pytest.mark.parametrize("spec", ["flat/mpi"])
+class TestContractOverMpi(ServedContract):
+    sizes = (1, 2, 4)
+
+
+@pytest.mark.parametrize("spec", ["naive/mpi", "two_dimensional/shared_memory+mpi", "hierarchical/mpi+mpi"])
 class TestAlgorithm(ServedAlgorithm):
     sizes = (3,)

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, Self, cast
+from typing import Any, Self
 
 import torch
 import torch.distributed as dist
@@ -18,7 +18,7 @@ from renkei.communicators import collectives, objects, point_to_point
 from renkei.communicators.barrier import Barrier
 from renkei.communicators.channel import Pending
 from renkei.communicators.groups import check_made_alike, check_one_rank_per_gpu, device_identity
-from renkei.communicators.network import Network
+from renkei.communicators.network import Network, connect_anew
 from renkei.communicators.options import Options
 from renkei.communicators.slices import SumBySlices
 from renkei.data.sharding import Share
@@ -50,7 +50,7 @@ class Communicator(ABC):
     name: str
 
     def __init__(self, store: dist.Store, *, rank: int, nodes: Sequence[Hashable], options: Options) -> None:
-        store = cast(Any, store).clone()  # a thread that waits over a connection keeps all others from it
+        store = connect_anew(store, rank)
         self.topology = Topology.from_nodes(rank, nodes)
         self.options = options
         self.shares: dict[object, Share] = {}

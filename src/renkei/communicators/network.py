@@ -4,12 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
+from typing import Any, cast
 
 import torch.distributed as dist
 
-from renkei.communicators.channel import Channel
+from renkei.communicators.channel import Channel, translate
 from renkei.communicators.groups import check_reaches, create_group
 from renkei.communicators.options import Options
+
+
+def connect_anew(store: dist.Store, rank: int) -> dist.Store:
+    """A connection of one's own to a store: a thread that waits over a connection keeps all others from it."""
+    try:
+        return cast(Any, store).clone()
+    except RuntimeError as error:
+        raise translate(error, rank=rank, doing="connecting to the job's store") from None
 
 
 @dataclass(frozen=True)

@@ -135,9 +135,8 @@ class Request(Operation):
         begin = time.monotonic()
         self.is_awaited = True
         try:
-            while not self._advance():
-                if time.monotonic() - begin > _EAGER:
-                    self._wait_patiently(begin, seconds)
+            if not self._advance(begin + _EAGER):
+                self._wait_patiently(begin, seconds)
         finally:
             self.is_awaited = False
         if self.error is not None:
@@ -191,26 +190,28 @@ class Request(Operation):
             if now - moved > _EAGER:
                 time.sleep(min(_NAP, (now - moved) / 16))
 
-    def _advance(self) -> bool:
-        """Let MPI move it on, unless somebody else does; tells whether it is done."""
+    def _advance(self, until: float = 0.0) -> bool:
+        """Let MPI move it on, once or until some time, unless somebody else does; tells whether it is done."""
         if not self.is_done and self._turn.acquire(blocking=False):
             try:
-                if not self.is_done:
-                    self._test()
+                while not self.is_done and not self._try_to_end() and time.monotonic() < until:
+                    pass
             finally:
                 self._turn.release()
         return self.is_done
 
-    def _test(self) -> None:
+    def _try_to_end(self) -> bool:
+        """Ask MPI, and come to an end if it says so."""
         try:
             if not self._request.Test(self._status):
-                return
+                return False
         except self._requests.mpi.Exception as error:
             keep_for_ever(self._request, self._held)
             self.fail(translate(self._requests.mpi, error, rank=self._requests.rank, doing=self._doing))
         else:
             self.perform()
         self._held = None
+        return True
 
     def _check(self, now: float) -> None:
         """Give it up if it takes too long, or if a rank that is needed has left."""
