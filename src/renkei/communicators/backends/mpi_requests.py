@@ -18,8 +18,8 @@ _EAGER = 0.001  # seconds, from the beginning and since something moved, in whic
 _MOVED = 15e-6  # seconds of computing; MPI takes longer to answer only if it moves something meanwhile
 _NAP = 0.001  # seconds that a nap lasts at most
 _LONG_NAP = 0.005  # seconds, for the thread that looks after what nobody waits for, while there is nothing such
+_NAPS = 200  # in which nothing was begun, until that thread sleeps
 _GRACE = 0.3  # seconds in which what a rank sent before it left still comes
-_NAPS = 200  # with nothing at all, until that thread sleeps
 
 # From the ranks that have left, and after how many collectives, finds one that is needed.
 FindLost = Callable[[Mapping[int, int]], int | None]
@@ -45,28 +45,34 @@ class Requests:
 
     def __init__(self, mpi: Any, rank: int, farewells: Farewells) -> None:
         self.mpi, self.rank, self.farewells = mpi, rank, farewells
-        self._requests: list[Request] = []
-        self._guard = threading.Lock()
+        self._pending: dict[Request, None] = {}  # by age; keeps the memory that MPI uses
+        self._num_begun = 0
         self._bell = threading.Event()
         self._is_asleep = False
         self._thread: threading.Thread | None = None
         self._is_closed = False
 
-    def add(self, request: Request) -> None:
-        """Look after a request, which keeps the memory that MPI uses."""
-        with self._guard:
-            self._requests.append(request)
-            if self._is_asleep:
-                self._bell.set()
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._look, name="renkei mpi requests", daemon=True)
-                self._thread.start()
+    def begin(self, request: Request) -> None:
+        """Look after a request from now on."""
+        self._pending[request] = None
+        self._num_begun += 1
+        if self._is_asleep:
+            self._bell.set()
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._look, name="renkei mpi requests", daemon=True)
+            self._thread.start()
+
+    def end(self, request: Request) -> None:
+        """Let go of one that is done."""
+        self._pending.pop(request, None)
+
+    def list_pending(self) -> list[Request]:
+        """Those that aren't done, the oldest first."""
+        return list(self._pending)
 
     def give_up(self, error: RenkeiError) -> bool:
         """Let all of them fail; tells whether MPI, too, has done with them."""
-        with self._guard:
-            requests = list(self._requests)
-        return all([request.give_up(error) for request in requests])
+        return all([request.give_up(error) for request in self.list_pending()])
 
     def close(self) -> None:
         """End the thread."""
@@ -76,18 +82,17 @@ class Requests:
             self._thread.join()
 
     def _look(self) -> None:
-        moved, num_naps = 0.0, 0
+        moved, num_naps, seen = 0.0, 0, 0
         while not self._is_closed:
-            with self._guard:
-                num_naps = 0 if self._requests else num_naps + 1  # also what has been done meanwhile keeps it awake
-                self._requests = requests = [request for request in self._requests if not request.is_done]
-                self._is_asleep = num_naps > _NAPS
+            num_naps = num_naps + 1 if self._num_begun == seen and not self._pending else 0
+            seen, self._is_asleep = self._num_begun, num_naps > _NAPS
             now = time.monotonic()
-            unawaited = [request for request in requests if not request.is_awaited]
+            unawaited = [request for request in self.list_pending() if not request.is_awaited]
             if any([request.look(now) for request in unawaited]):
                 moved = now
             if now - moved > _EAGER:
-                self._bell.wait(None if self._is_asleep else _NAP if unawaited else _LONG_NAP)
+                sleeps = self._is_asleep and not self._pending
+                self._bell.wait(None if sleeps else _NAP if unawaited else _LONG_NAP)
                 self._bell.clear()
 
 
@@ -124,7 +129,7 @@ class Request(Operation):
         self._lost_since: float | None = None
         self._turn = threading.Lock()
         self.is_awaited = False
-        requests.add(self)
+        requests.begin(self)
 
     def wait(self, seconds: float) -> None:
         """Return when it is done; raise what it failed with.
@@ -160,8 +165,7 @@ class Request(Operation):
             is_over = self._cancel()
             if not is_over:
                 keep_for_ever(self._request, self._held)
-            self._held = None
-            self.fail(error)
+            self._fail(error)
             return is_over
 
     def _cancel(self) -> bool:
@@ -207,11 +211,17 @@ class Request(Operation):
                 return False
         except self._requests.mpi.Exception as error:
             keep_for_ever(self._request, self._held)
-            self.fail(translate(self._requests.mpi, error, rank=self._requests.rank, doing=self._doing))
-        else:
-            self.perform()
+            self._fail(translate(self._requests.mpi, error, rank=self._requests.rank, doing=self._doing))
+            return True
         self._held = None
+        self._requests.end(self)
+        self.perform()
         return True
+
+    def _fail(self, error: RenkeiError) -> None:
+        self._held = None
+        self._requests.end(self)
+        self.fail(error)
 
     def _check(self, now: float) -> None:
         """Give it up if it takes too long, or if a rank that is needed has left."""
