@@ -36,10 +36,11 @@ def main() -> None:
             found.setdefault(result["model"], {}).setdefault(result["name"], []).append(result)
     rows = [row for model, by_name in found.items() for row in summarize(model, by_name)]
     text = (
-        f"Two ranks, one thread each; DDP over Gloo, Renkei over shared memory, and DDP over that; {runs} runs, in each {ROUNDS} turns of 8 steps per contestant in random "
-        "order. A step takes as long as on the slowest rank. DDP has gradients as bucket views and a static graph. "
-        "Exposed is what a step takes longer than one without communication; *all-reduce alone* is Renkei's time to add "
-        "as many bytes with nothing else to do.\n\n"
+        "Two ranks, one thread each; DDP over Gloo, Renkei over shared memory, and DDP over that. "
+        f"{runs} runs, in each {ROUNDS} turns of 8 steps per contestant in random order. A step takes as long as on "
+        "the slowest rank. DDP has gradients as bucket views and a static graph. Exposed is what a step takes longer "
+        "than one without communication; *all-reduce alone* is Renkei's time to add as many bytes with nothing else to do."
+        "\n\n"
         "Ratios are to the best DDP: that of the three bucket sizes which is quickest over all runs. (The quickest of "
         "each run would be chosen by the noise, which is larger than what sets the three apart.) They are taken round "
         "by round; of each run the median counts, and here is the median of runs (smallest to largest).\n\n"

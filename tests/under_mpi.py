@@ -90,8 +90,12 @@ def run(mpi: Mpi, size: int, *program: str, timeout: float = JOB_ENDS_IN, **vari
 def run_job(mpi: Mpi, size: int, program: str, *arguments: str, **variables: str) -> Job:
     """Carry out the checks of a program."""
     with tempfile.TemporaryDirectory() as folder:
-        code, output = run(mpi, size, program, folder, *arguments, **variables)
-        by_rank = [_read(Path(folder, f"{rank}.jsonl")) for rank in range(size)]
+        return read_job(Path(folder), size, *run(mpi, size, program, folder, *arguments, **variables))
+
+
+def read_job(folder: Path, size: int, code: int, output: str) -> Job:
+    """What became of the checks of a job that has ended."""
+    by_rank = [_read(folder / f"{rank}.jsonl") for rank in range(size)]
     names = dict.fromkeys(name for outcomes in by_rank for name in outcomes)
     return Job(code, output, {name: [outcomes.get(name, "did not run") for outcomes in by_rank] for name in names})
 

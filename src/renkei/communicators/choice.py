@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from renkei.communicators.groups import has_shared_memory
+from renkei.communicators.platforms import has_shared_memory
 from renkei.communicators.requested import TWO_LEVEL, Requested
 from renkei.errors import UsageError
 

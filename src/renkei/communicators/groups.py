@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import uuid
 from collections.abc import Hashable, Sequence
 from datetime import timedelta
@@ -17,6 +16,7 @@ from torch.distributed.distributed_c10d import GroupName
 from renkei.communicators.backends.process_group import TransportGroup
 from renkei.communicators.backends.shared_memory.transport import SharedMemoryTransport
 from renkei.communicators.channel import translate
+from renkei.communicators.platforms import check_shared_memory
 from renkei.communicators.reduction import CHUNK
 from renkei.communicators.requested import BACKENDS
 from renkei.communicators.timeouts import milliseconds
@@ -28,13 +28,8 @@ def check_usable(backend: str, device: torch.device) -> None:
     """Raise `UsageError` if a backend can't work for a rank that computes on such a device."""
     if backend == "nccl" and (device.type != "cuda" or not dist.is_nccl_available()):
         raise UsageError(f"backend 'nccl' needs GPUs, but this rank computes on {device}; use backend='gloo'")
-    if backend == "shared_memory" and not has_shared_memory():
-        raise UsageError(f"backend 'shared_memory' needs Linux, but this is {sys.platform}; use backend='gloo'")
-
-
-def has_shared_memory() -> bool:
-    """Whether this platform has what the backend of that name is made of; Linux has."""
-    return hasattr(os, "memfd_create") and hasattr(os, "eventfd")
+    if backend == "shared_memory":
+        check_shared_memory()
 
 
 def check_reaches(backend: str, nodes: Sequence[Hashable]) -> None:

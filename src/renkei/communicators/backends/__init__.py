@@ -2,6 +2,7 @@
 
 import renkei.communicators.backends
 torch.distributed.init_process_group("mpi-renkei", init_method="renkei-mpi://")
+torch.distributed.init_process_group("shared-memory-renkei")
 """
 
 from __future__ import annotations
@@ -23,6 +24,16 @@ def _create_over_mpi(options: Any, _: Any) -> dist.ProcessGroup:
     return TransportGroup(create_mpi_transport(options.store, options.group_rank, options.group_size, seconds))
 
 
+def _create_in_shared_memory(options: Any, _: Any) -> dist.ProcessGroup:
+    from renkei.communicators.backends.process_group import TransportGroup
+    from renkei.communicators.backends.shared_memory.transport import SharedMemoryTransport
+    from renkei.communicators.platforms import check_shared_memory
+
+    check_shared_memory()
+    rank, size, seconds = options.group_rank, options.group_size, options.timeout.total_seconds()
+    return TransportGroup(SharedMemoryTransport(options.store, rank=rank, size=size, timeout=seconds))
+
+
 def _meet_over_mpi(*arguments: Any, **options: Any) -> Iterator[tuple[dist.Store, int, int]]:
     from renkei.communicators.backends.mpi_rendezvous import rendezvous
 
@@ -32,6 +43,7 @@ def _meet_over_mpi(*arguments: Any, **options: Any) -> Iterator[tuple[dist.Store
 # By name, what makes a group of the ranks that torch has chosen.
 BACKENDS: dict[str, Callable[[Any, Any], dist.ProcessGroup]] = {
     "mpi-renkei": _create_over_mpi,
+    "shared-memory-renkei": _create_in_shared_memory,
 }
 
 

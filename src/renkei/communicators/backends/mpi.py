@@ -6,7 +6,6 @@ import contextlib
 import functools
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -62,8 +61,7 @@ class MpiTransport(Transport):
         self._messages = Messages(met.comm_for_messages, memory, self._requests)
         self._find_way = functools.cache(lambda dtype, reduction: find_way(met.mpi, dtype, reduction, memory.chunk))
         self._guard = threading.Lock()  # held while a collective is begun
-        self._collectives: deque[Request] = deque()  # those before the first that isn't done are left out
-        self._num_done = 0  # of those left out
+        self._num_begun = 0
         self._is_closed = self._has_left = False
         self._is_free = True  # of what MPI may still read or write
 
@@ -195,9 +193,9 @@ class MpiTransport(Transport):
         self._has_left = True
         self.interrupt()
         self._requests.close()
-        self._let_go_of_done()
-        self._farewells.leave(self._num_done)
-        if self._is_free and not self._collectives and not self._mpi.Is_finalized():
+        undone = self._requests.list_collectives()
+        self._farewells.leave(undone[0].number - 1 if undone else self._num_begun)
+        if self._is_free and not undone and not self._mpi.Is_finalized():
             self._comm_for_messages.Free()
             self._comm.Free()
 
@@ -205,7 +203,7 @@ class MpiTransport(Transport):
         """Those on their way in which all ranks take part get a moment to come to their end."""
         deadline = time.monotonic() + _PATIENCE
         with contextlib.suppress(RenkeiError):
-            for request in list(self._collectives):
+            for request in self._requests.list_collectives():
                 request.wait(deadline - time.monotonic())
 
     def _check_open(self) -> None:
@@ -221,23 +219,14 @@ class MpiTransport(Transport):
     ) -> Request:
         with self._guard:
             self._check_open()
-            self._let_go_of_done()
-            for earlier in self._collectives:
-                if earlier.error is not None:  # it will never be complete on all ranks, so nothing else can be
-                    raise type(earlier.error)(*earlier.error.args)
+            self._requests.check_intact()
             try:
                 began = begin(*arguments)
             except self._mpi.Exception as error:
                 raise translate(self._mpi, error, rank=self.rank, doing=doing) from None
-            lost = partial(_find_left_before, self._num_done + len(self._collectives) + 1)
-            request = Request(self._requests, began, held, doing, lost, finish=finish, limit=self.timeout)
-            self._collectives.append(request)
-            return request
-
-    def _let_go_of_done(self) -> None:
-        while self._collectives and self._collectives[0].is_done and self._collectives[0].error is None:
-            self._collectives.popleft()
-            self._num_done += 1
+            self._num_begun += 1
+            number, lost = self._num_begun, partial(_find_left_before, self._num_begun)
+            return Request(self._requests, began, held, doing, lost, number=number, finish=finish, limit=self.timeout)
 
 
 def _find_left_before(number: int, left: Mapping[int, int]) -> int | None:

@@ -45,7 +45,8 @@ class Memory:
             torch.cuda.current_stream(tensor.device).synchronize()
 
     def _address(self, tensor: Tensor) -> Any:
-        self.settle(tensor)
+        if tensor.is_cuda:
+            self.settle(tensor)
         return self._mpi.buffer.fromaddress(tensor.data_ptr(), tensor.numel() * tensor.element_size())
 
     def _make_type(self, num_bytes: int) -> Any:

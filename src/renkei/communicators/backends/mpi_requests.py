@@ -47,6 +47,7 @@ class Requests:
         self.mpi, self.rank, self.farewells = mpi, rank, farewells
         self._pending: dict[Request, None] = {}  # by age; keeps the memory that MPI uses
         self._num_begun = 0
+        self._failed: Request | None = None  # the first collective that did
         self._bell = threading.Event()
         self._is_asleep = False
         self._thread: threading.Thread | None = None
@@ -66,13 +67,25 @@ class Requests:
         """Let go of one that is done."""
         self._pending.pop(request, None)
 
-    def list_pending(self) -> list[Request]:
-        """Those that aren't done, the oldest first."""
-        return list(self._pending)
+    def fail(self, request: Request) -> None:
+        """Let go of one that has failed, and after which no collective can be complete on all ranks."""
+        if request.number and (self._failed is None or request.number < self._failed.number):
+            self._failed = request
+        self.end(request)
+
+    def check_intact(self) -> None:
+        """Raise again what a collective has failed with."""
+        if self._failed is not None:
+            assert self._failed.error is not None
+            raise type(self._failed.error)(*self._failed.error.args)
+
+    def list_collectives(self) -> list[Request]:
+        """Those that aren't done, the oldest first, and before them one that has failed."""
+        return [*([self._failed] if self._failed else ()), *(each for each in list(self._pending) if each.number)]
 
     def give_up(self, error: RenkeiError) -> bool:
         """Let all of them fail; tells whether MPI, too, has done with them."""
-        return all([request.give_up(error) for request in self.list_pending()])
+        return all([request.give_up(error) for request in list(self._pending)])
 
     def close(self) -> None:
         """End the thread."""
@@ -87,7 +100,7 @@ class Requests:
             num_naps = num_naps + 1 if self._num_begun == seen and not self._pending else 0
             seen, self._is_asleep = self._num_begun, num_naps > _NAPS
             now = time.monotonic()
-            unawaited = [request for request in self.list_pending() if not request.is_awaited]
+            unawaited = [request for request in list(self._pending) if not request.is_awaited]
             if any([request.look(now) for request in unawaited]):
                 moved = now
             if now - moved > _EAGER:
@@ -105,6 +118,7 @@ class Request(Operation):
         held: what MPI reads and writes.
         doing: what it is, for messages.
         find_lost: see `FindLost`.
+        number: of a collective, from 1 in the order of beginning; 0 for what is none.
         finish: what is to be done once MPI has done its part.
         status: of what is received, for MPI to fill in.
         limit: seconds after which it fails, also if nobody waits.
@@ -118,6 +132,7 @@ class Request(Operation):
         doing: str,
         find_lost: FindLost,
         *,
+        number: int = 0,
         finish: Callable[[], object] = nothing,
         status: Any = None,
         limit: float = math.inf,
@@ -125,7 +140,7 @@ class Request(Operation):
         super().__init__(finish)
         self._requests, self._request, self._held, self._status = requests, request, held, status
         self._doing, self._find_lost, self._limit = doing, find_lost, limit
-        self._begin = time.monotonic()
+        self.number, self._begin = number, time.monotonic()
         self._lost_since: float | None = None
         self._turn = threading.Lock()
         self.is_awaited = False
@@ -220,7 +235,8 @@ class Request(Operation):
 
     def _fail(self, error: RenkeiError) -> None:
         self._held = None
-        self._requests.end(self)
+        self.error = error
+        self._requests.fail(self)
         self.fail(error)
 
     def _check(self, now: float) -> None:
