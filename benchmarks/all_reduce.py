@@ -73,8 +73,8 @@ def main() -> None:
     rows = [row for case, by_name in found.items() for row in summarize(case, by_name)]
     heads = ("where", "dtype", "buffer", "who", "ms", "bus, GB/s", "of memory", "of best peer")
     text = (
-        f"{runs} runs on one host, in each {ROUNDS} turns per contestant in random order; a turn takes as long as on the "
-        "slowest rank. Peers are torch's `all_reduce` over Gloo, MPI's "
+        f"{runs} runs on one host, in each {ROUNDS} turns per contestant in random order; a turn takes as long as on "
+        "the slowest rank. Peers are torch's `all_reduce` over Gloo, MPI's "
         "`Allreduce` by mpi4py, and the sum in memory shared through MPI that is written by hand; the last two are "
         "left out where NumPy doesn't know the dtype. All sums were checked.\n\n"
         "*Bus* is 2(n-1)/n times the buffer by time. *Of memory* is how long it took each rank to copy as many bytes "

@@ -20,11 +20,13 @@ from under_mpi import TESTS, Job, carry_out, checks_of, read_job
 
 pytestmark = linux
 
-# Which look into MPI's transport.
+# Which look into MPI's transport, or at its words.
 OF_MPI_ALONE = (
     "many_small_chunks",
     "ddp_trains_like_one_process_and_sends_while_it_computes",
     "red_twin_ddp_whose_sums_go_nowhere",
+    "messages_of_other_lengths",
+    "all_to_all_of_sizes_that_do_not_fit",  # told on all ranks here, and not on the one alone that sees it
 )
 CHECKS = {
     name: check

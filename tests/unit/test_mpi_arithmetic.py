@@ -7,7 +7,8 @@ from unittest import mock
 import pytest
 import torch
 
-from renkei.communicators.backends.mpi_arithmetic import find_way, halves
+from renkei.communicators.backends.mpi_arithmetic import find_way
+from renkei.communicators.computable import halves
 from renkei.communicators.reduction import Reduction
 from renkei.errors import UsageError
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 
-from renkei.communicators.backends.mpi_arithmetic import find_way, halves
+from renkei.communicators.backends.mpi_arithmetic import find_way
 from renkei.communicators.backends.mpi_farewells import Farewells
 from renkei.communicators.backends.mpi_library import is_cuda_aware, translate
 from renkei.communicators.backends.mpi_meeting import Meeting, meet
@@ -21,6 +21,7 @@ from renkei.communicators.backends.mpi_memory import CHUNK, Memory
 from renkei.communicators.backends.mpi_messages import Messages
 from renkei.communicators.backends.mpi_requests import Request, Requests, nothing
 from renkei.communicators.backends.transport import Transport
+from renkei.communicators.computable import halves
 from renkei.communicators.reduction import Reduction, reduce_in_chunks
 from renkei.communicators.sequence import Transfer
 from renkei.errors import MismatchError, RenkeiError, UsageError

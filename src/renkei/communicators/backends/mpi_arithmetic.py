@@ -5,11 +5,9 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
+from renkei.communicators.computable import check_defined
 from renkei.communicators.reduction import Reduction
-from renkei.communicators.summation import ADDED_IN_32_BITS
-from renkei.errors import UsageError
 
 _TYPES = {
     torch.float32: "FLOAT", torch.float64: "DOUBLE",
@@ -44,29 +42,9 @@ def find_way(mpi: Any, dtype: torch.dtype, reduction: Reduction, chunk: int) -> 
     Raises:
         UsageError: there is no such reduction of such numbers.
     """
-    _check_defined(dtype, reduction)
+    check_defined(dtype, reduction)
     if dtype not in _TYPES:
         return Way(None, None, max(1, min(_SLICED, chunk) // 2))
     of_truths = _OF_TRUTHS.get(reduction) if dtype == torch.bool else None
     operation = getattr(mpi, of_truths or _OPERATIONS[reduction])
     return Way(getattr(mpi, _TYPES[dtype]), operation, max(1, chunk // dtype.itemsize))
-
-
-def _check_defined(dtype: torch.dtype, reduction: Reduction) -> None:
-    is_16_bits = dtype in ADDED_IN_32_BITS or dtype == torch.complex32
-    if dtype not in _TYPES and not is_16_bits:
-        raise UsageError(f"there is no {reduction} of {dtype}; convert to float32 first")
-    is_whole = not (dtype.is_floating_point or dtype.is_complex)
-    if reduction == "mean" and is_whole:
-        raise UsageError(f"the mean of {dtype} isn't one of {dtype}; convert to a floating dtype first")
-    if reduction in ("band", "bor", "bxor") and not is_whole:
-        raise UsageError(f"there is no {reduction} of {dtype}, only of whole numbers and truth values")
-    if reduction in ("min", "max") and dtype.is_complex:
-        raise UsageError(f"there is no {reduction} of {dtype}: complex numbers have no order")
-    if reduction == "product" and dtype == torch.complex32:
-        raise UsageError(f"there is no product of {dtype}; convert to complex64 first")
-
-
-def halves(tensor: Tensor) -> Tensor:
-    """A flat tensor, or, if it has complex numbers of 16-bit floats, a view of those, which are added one by one."""
-    return torch.view_as_real(tensor).view(-1) if tensor.dtype == torch.complex32 else tensor

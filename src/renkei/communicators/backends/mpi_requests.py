@@ -17,8 +17,8 @@ from renkei.errors import DeadlineError, PeerLostError, RenkeiError
 _EAGER = 0.001  # seconds, from the beginning and since something moved, in which MPI is asked again at once
 _MOVED = 15e-6  # seconds of computing; MPI takes longer to answer only if it moves something meanwhile
 _NAP = 0.001  # seconds that a nap lasts at most
-_LONG_NAP = 0.005  # seconds, for the thread that looks after what nobody waits for, while there is nothing such
-_NAPS = 200  # in which nothing was begun, until that thread sleeps
+_LONG_NAP = 0.005  # seconds, of the thread that looks after what nobody waits for, while that is nothing or quiet
+_QUIET = 1.0  # seconds in which nothing was begun nor moved; if there is nothing at all, that thread sleeps then
 _GRACE = 0.3  # seconds in which what a rank sent before it left still comes
 
 # From the ranks that have left, and after how many collectives, finds one that is needed.
@@ -95,17 +95,20 @@ class Requests:
             self._thread.join()
 
     def _look(self) -> None:
-        moved, num_naps, seen = 0.0, 0, 0
+        moved = active = 0.0
+        seen = 0
         while not self._is_closed:
-            num_naps = num_naps + 1 if self._num_begun == seen and not self._pending else 0
-            seen, self._is_asleep = self._num_begun, num_naps > _NAPS
             now = time.monotonic()
+            if seen != self._num_begun:
+                seen, active = self._num_begun, now
             unawaited = [request for request in list(self._pending) if not request.is_awaited]
             if any([request.look(now) for request in unawaited]):
-                moved = now
+                moved = active = now
             if now - moved > _EAGER:
-                sleeps = self._is_asleep and not self._pending
-                self._bell.wait(None if sleeps else _NAP if unawaited else _LONG_NAP)
+                is_quiet = now - active > _QUIET
+                self._is_asleep = is_quiet and not self._pending
+                sleeps = self._is_asleep and not self._pending  # nothing was begun before it was known to be asleep
+                self._bell.wait(None if sleeps else _NAP if unawaited and not is_quiet else _LONG_NAP)
                 self._bell.clear()
 
 

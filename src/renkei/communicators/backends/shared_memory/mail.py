@@ -27,6 +27,7 @@ class _Expected:
     source: int | None
     tag: int
     operation: Operation
+    came_from: int = -1
 
 
 @dataclass(eq=False)
@@ -89,7 +90,7 @@ class Mail:
             if operation.error is not None:
                 raise operation.error
 
-        return Transfer(operation, wait)
+        return Transfer(operation, wait, source=lambda: expected.came_from)
 
     def interrupt(self) -> None:
         """End all streams: other ranks see it at once, and so do threads of this rank that wait."""
@@ -142,6 +143,7 @@ class Mail:
                         self._expected.remove(expected)
                 if expected is not None and expected.data.numel() == num_bytes:
                     _read_exactly(stream, expected.data)
+                    expected.came_from = source
                     expected.operation.perform()
                     continue
                 data = torch.empty(num_bytes, dtype=torch.uint8, device="cpu")
@@ -173,6 +175,7 @@ class Mail:
             )
             return
         expected.data.copy_(data)
+        expected.came_from = source
         expected.operation.perform()
 
     def _end(self, source: int, reason: str) -> None:

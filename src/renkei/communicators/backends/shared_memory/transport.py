@@ -15,6 +15,7 @@ from renkei.communicators.backends.shared_memory.meeting import Meeting
 from renkei.communicators.backends.shared_memory.memory import PRIVATE, Memory, Place
 from renkei.communicators.backends.shared_memory.mesh import Mesh
 from renkei.communicators.backends.transport import Transport
+from renkei.communicators.computable import as_signed, check_defined, halves, swap_order
 from renkei.communicators.reduction import CHUNK, Reduction, reduce_in_chunks, reduce_to
 from renkei.communicators.sequence import Transfer
 from renkei.communicators.summation import slices
@@ -64,6 +65,12 @@ class SharedMemoryTransport(Transport):
     # -- reductions -----------------------------------------------------------------------------------------------
 
     def all_reduce(self, tensor: Tensor, reduction: Reduction) -> None:
+        check_defined(tensor.dtype, reduction)
+        swap_order(tensor, reduction)
+        self._all_reduce(as_signed(halves(tensor)), reduction)
+        swap_order(tensor, reduction)
+
+    def _all_reduce(self, tensor: Tensor, reduction: Reduction) -> None:
         call = Call("all_reduce", reduction, str(tensor.dtype)[6:], num_bytes(tensor))
         if call.num_bytes <= SMALL:
             banks = self._typed_banks(tensor.dtype, tensor.numel())
@@ -121,8 +128,13 @@ class SharedMemoryTransport(Transport):
                 own.copy_(banks[other][other])
 
     def reduce_scatter(self, output: Tensor, tensor: Tensor, reduction: Reduction) -> None:
+        check_defined(tensor.dtype, reduction)
+        tensor = tensor.clone()
+        swap_order(tensor, reduction)
+        own, mine = as_signed(halves(tensor)), as_signed(halves(output))
         self._meet(Call("reduce_scatter", reduction, str(tensor.dtype)[6:], num_bytes(tensor)))
-        self._reduce_by_banks(list(tensor.view(self.size, -1)), output, reduction)
+        self._reduce_by_banks(list(own.view(self.size, -1)), mine, reduction)
+        swap_order(output, reduction)
 
     def _reduce_by_banks(self, pieces: Sequence[Tensor], mine: Tensor, reduction: Reduction) -> None:
         """Fill `mine`, if this rank has one, with the reduction over ranks of their piece of its number."""
