@@ -2,6 +2,7 @@
 
 import pytest
 
+from contract.algorithm_contract import AlgorithmContract
 from contract.communicator_contract import CommunicatorContract
 from renkei.errors import UsageError
 from renkei.testing import run_on_ranks
@@ -12,12 +13,12 @@ class TestFlatOverSharedMemory(CommunicatorContract):
     num_nodes = 1
 
 
-class TestNaiveOverSharedMemory(CommunicatorContract):
+class TestNaiveOverSharedMemory(AlgorithmContract):
     name = "naive/shared_memory"
     num_nodes = 1
 
 
-class TestSingleNode(CommunicatorContract):
+class TestSingleNode(AlgorithmContract):
     name = "single_node/shared_memory"
     num_nodes = 1
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from contract import reductions
+from contract.algorithm_contract import AlgorithmContract
 from contract.communicator_contract import CommunicatorContract
 from contract.values import FLOATS, for_each_dtype
 from renkei.testing import run_on_ranks
@@ -26,11 +27,11 @@ class TestHierarchical(CommunicatorContract):
     name = "hierarchical/shared_memory+gloo"
 
 
-class TestTwoDimensional(CommunicatorContract):
+class TestTwoDimensional(AlgorithmContract):
     name = "two_dimensional/shared_memory+gloo"
 
 
-class TestStaged(CommunicatorContract):
+class TestStaged(AlgorithmContract):
     name = "staged/gloo+gloo"
 
 

@@ -20,12 +20,14 @@ def served() -> Iterator[Mapping[int, ServedRanks]]:
 
 @pytest.mark.parametrize("spec", ["flat/gloo"])
 class TestContract(ServedContract):
-    pass
+    """On threads it is tested at every size."""
+
+    sizes = (3,)
 
 
 @pytest.mark.parametrize("spec", ["flat/shared_memory"])
 class TestContractOnOneNode(ServedContract):
-    num_nodes = 1
+    sizes, num_nodes = (1, 2, 4), 1
 
 
 @pytest.mark.parametrize(

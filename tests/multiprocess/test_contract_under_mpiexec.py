@@ -20,7 +20,7 @@ def served() -> Iterator[Mapping[int, ServedRanks]]:
 
 
 @pytest.mark.parametrize("spec", ["flat/gloo"])
-class TestContract(ServedContract):
+class TestContract(ServedAlgorithm):
     """For what doesn't talk over MPI, how ranks were started is all that differs."""
 
     sizes = (3,)
@@ -28,7 +28,7 @@ class TestContract(ServedContract):
 
 @pytest.mark.parametrize("spec", ["flat/mpi"])
 class TestContractOverMpi(ServedContract):
-    sizes = (1, 2, 4)
+    """It can't be tested on threads, so here at every size."""
 
 
 @pytest.mark.parametrize("spec", ["naive/mpi", "two_dimensional/shared_memory+mpi", "hierarchical/mpi+mpi"])

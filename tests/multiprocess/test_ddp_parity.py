@@ -100,6 +100,7 @@ def test_parameters_of_traced_models_are_those_of_ddp() -> None:
 
 
 @compiler
+@pytest.mark.timeout(150)  # a compiler of C++ is started, on every rank
 def test_parameters_of_compiled_models_are_those_of_ddp() -> None:
     check_like_ddp(renkei.run(train_each_way, 2, ["inductor"]))
 
