@@ -39,8 +39,8 @@ class TestStaged(AlgorithmContract):
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("nodes", NODES, ids="".join)
 def test_sums_over_several_nodes(name: str, nodes: Sequence[str]) -> None:
-    run: Any = lambda *args: run_on_ranks(len(nodes), *args, communicator=name, nodes=nodes)  # noqa: E731
-    run(for_each_dtype, reductions.check_start_sum, FLOATS)
+    check = reductions.check_start_sum
+    run_on_ranks(len(nodes), for_each_dtype, check, FLOATS, communicator=name, nodes=nodes)
 
 
 @pytest.mark.parametrize("name", NAMES)
