@@ -24,7 +24,10 @@ NODES = [["a", "b"], ["a", "a", "b"], ["a", "b", "a"], ["a", "a", "b", "b"], ["b
 
 
 class TestHierarchical(CommunicatorContract):
+    """The whole of it at two sizes: what doesn't depend on how sums are made is that of flat."""
+
     name = "hierarchical/shared_memory+gloo"
+    sizes = (2, 3)
 
 
 class TestTwoDimensional(AlgorithmContract):
