@@ -15,11 +15,13 @@ class TestFlatOverSharedMemory(CommunicatorContract):
 
 class TestNaiveOverSharedMemory(AlgorithmContract):
     name = "naive/shared_memory"
+    sizes = (2, 3)
     num_nodes = 1
 
 
 class TestSingleNode(AlgorithmContract):
     name = "single_node/shared_memory"
+    sizes = (2, 3)
     num_nodes = 1
 
 

@@ -36,6 +36,7 @@ class TestTwoDimensional(AlgorithmContract):
 
 class TestStaged(AlgorithmContract):
     name = "staged/gloo+gloo"
+    sizes = (2, 3)
 
 
 @pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")

@@ -27,7 +27,7 @@ class TestContract(ServedContract):
 
 @pytest.mark.parametrize("spec", ["flat/shared_memory"])
 class TestContractOnOneNode(ServedContract):
-    sizes, num_nodes = (1, 2, 4), 1
+    sizes, num_nodes = (2, 4), 1
 
 
 @pytest.mark.parametrize(
