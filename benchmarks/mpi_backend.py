@@ -5,6 +5,7 @@ mpiexec -n 2 python benchmarks/mpi_backend.py
 
 from __future__ import annotations
 
+import re
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -73,7 +74,8 @@ def main() -> None:
 
 
 def text(rows: list[Any], num_ranks: int) -> str:
-    setting = f"{num_ranks} ranks, one thread each, fp32 in place; {describe_mpi()}."
+    library = re.sub(r" \(.*?\)", "", describe_mpi())  # without its file
+    setting = f"{num_ranks} ranks, started by mpiexec, one thread each, fp32 in place; {library}."
     them = "mpi4py: `Allreduce(MPI.IN_PLACE, array)`; renkei: `group.allreduce([tensor]).wait()`."
     how = "Medians over rounds in turns; the ratio is the median of the rounds'."
     return f"{setting}\n\n{them} {how}\n\n" + table(("size", "mpi4py", "renkei", "renkei / mpi4py"), rows)

@@ -22,8 +22,6 @@ class Operation:
 
     def __init__(self, run: Callable[[], object]) -> None:
         self._run: Callable[[], object] | None = run
-        self._is_over = threading.Lock()
-        self._is_over.acquire()
         self._callbacks: list[Callable[[], object]] | None = []
         self._guard = threading.Lock()
         self.error: BaseException | None = None
@@ -59,16 +57,15 @@ class Operation:
         """Whether it came to its end within that time, on whichever thread."""
         if self.is_done:
             return True
-        if not self._is_over.acquire(timeout=max(0.0, seconds)):
-            return False
-        self._is_over.release()  # for others who wait
-        return True
+        is_over = threading.Lock()
+        is_over.acquire()
+        self.when_done(is_over.release)
+        return is_over.acquire(timeout=max(0.0, seconds))
 
     def _end(self) -> None:
         self._run = None  # and what it holds: tensors
         with self._guard:
             callbacks, self._callbacks = self._callbacks, None
-        self._is_over.release()
         for callback in callbacks or ():
             callback()
 

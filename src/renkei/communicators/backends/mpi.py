@@ -195,7 +195,7 @@ class MpiTransport(Transport):
         self.interrupt()
         self._requests.close()
         undone = self._requests.list_collectives()
-        self._farewells.leave(undone[0].number - 1 if undone else self._num_begun)
+        self._farewells.leave(min((each.number for each in undone), default=self._num_begun + 1) - 1)
         if self._is_free and not undone and not self._mpi.Is_finalized():
             self._comm_for_messages.Free()
             self._comm.Free()

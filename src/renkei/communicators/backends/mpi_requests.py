@@ -11,14 +11,11 @@ from typing import Any
 
 from renkei.communicators.backends.mpi_farewells import Farewells
 from renkei.communicators.backends.mpi_library import translate
+from renkei.communicators.backends.mpi_pace import ALONE, EAGER, EAGER_BESIDE, LONG_NAP, NAP, Pace, give_way
 from renkei.communicators.sequence import Operation
 from renkei.errors import DeadlineError, PeerLostError, RenkeiError
 
-_EAGER = 0.001  # seconds, from the beginning and since something moved, in which MPI is asked again at once
-_MOVED = 15e-6  # seconds of computing; MPI takes longer to answer only if it moves something meanwhile
-_NAP = 0.001  # seconds that a nap lasts at most
-_LONG_NAP = 0.005  # seconds, of the thread that looks after what nobody waits for, while that is nothing or quiet
-_QUIET = 1.0  # seconds in which nothing was begun nor moved; if there is nothing at all, that thread sleeps then
+_QUIET = 1.0  # seconds in which nothing was begun nor moved until the thread's naps are long, or it sleeps
 _GRACE = 0.3  # seconds in which what a rank sent before it left still comes
 
 # From the ranks that have left, and after how many collectives, finds one that is needed.
@@ -80,7 +77,7 @@ class Requests:
             raise type(self._failed.error)(*self._failed.error.args)
 
     def list_collectives(self) -> list[Request]:
-        """Those that aren't done, the oldest first, and before them one that has failed."""
+        """Those that aren't done, and the first that has failed."""
         return [*([self._failed] if self._failed else ()), *(each for each in list(self._pending) if each.number)]
 
     def give_up(self, error: RenkeiError) -> bool:
@@ -95,20 +92,18 @@ class Requests:
             self._thread.join()
 
     def _look(self) -> None:
-        moved = active = 0.0
-        seen = 0
+        pace, begun, seen = Pace(EAGER_BESIDE, 0.0), 0.0, 0
         while not self._is_closed:
             now = time.monotonic()
-            if seen != self._num_begun:
-                seen, active = self._num_begun, now
             unawaited = [request for request in list(self._pending) if not request.is_awaited]
-            if any([request.look(now) for request in unawaited]):
-                moved = active = now
-            if now - moved > _EAGER:
-                is_quiet = now - active > _QUIET
+            took = max([request.look(now) for request in unawaited], default=0.0)
+            if seen != self._num_begun:
+                seen, begun = self._num_begun, now
+            if pace.nap_after(took):
+                is_quiet = now - max(begun, pace.moved) > _QUIET
                 self._is_asleep = is_quiet and not self._pending
                 sleeps = self._is_asleep and not self._pending  # nothing was begun before it was known to be asleep
-                self._bell.wait(None if sleeps else _NAP if unawaited and not is_quiet else _LONG_NAP)
+                self._bell.wait(None if sleeps else NAP if unawaited and not is_quiet else LONG_NAP)
                 self._bell.clear()
 
 
@@ -158,20 +153,21 @@ class Request(Operation):
         begin = time.monotonic()
         self.is_awaited = True
         try:
-            if not self._advance(begin + _EAGER):
+            self._wait_eagerly(begin)
+            if not self.is_done:
                 self._wait_patiently(begin, seconds)
         finally:
             self.is_awaited = False
         if self.error is not None:
             raise self.error
 
-    def look(self, now: float) -> bool:
-        """Move it along for somebody who doesn't wait; tells whether anything moved."""
+    def look(self, now: float) -> float:
+        """Move it along for somebody who doesn't wait; tells how many seconds of computing MPI took for that."""
         used = time.thread_time()
         self._advance()
-        has_moved = time.thread_time() - used > _MOVED
+        took = time.thread_time() - used
         self._check(now)
-        return has_moved
+        return took
 
     def give_up(self, error: RenkeiError) -> bool:
         """Let it fail; tells whether MPI, too, has done with it."""
@@ -196,31 +192,43 @@ class Request(Operation):
             return False
         return is_over
 
+    def _wait_eagerly(self, begin: float) -> None:
+        if self._turn.acquire(blocking=False):
+            try:
+                while not self.is_done and not self._try_to_end():
+                    waited = time.monotonic() - begin
+                    if waited > EAGER:
+                        break
+                    if waited > ALONE:
+                        give_way()
+            finally:
+                self._turn.release()
+
     def _wait_patiently(self, begin: float, seconds: float) -> None:
-        moved = checked = begin
+        pace, checked = Pace(EAGER, begin), begin
         while not self.is_done:
             used = time.thread_time()
             self._advance()
+            nap = pace.nap_after(time.thread_time() - used)
             now = time.monotonic()
-            if time.thread_time() - used > _MOVED:
-                moved = now
-            if now - checked > _NAP:
+            if now - checked > NAP:
                 checked = now
                 self._check(now)
                 if now - begin > seconds and not self.is_done:
                     raise self._deadline_error(seconds)
-            if now - moved > _EAGER:
-                time.sleep(min(_NAP, (now - moved) / 16))
+            if nap:
+                time.sleep(nap)
+            else:
+                give_way()
 
-    def _advance(self, until: float = 0.0) -> bool:
-        """Let MPI move it on, once or until some time, unless somebody else does; tells whether it is done."""
-        if not self.is_done and self._turn.acquire(blocking=False):
+    def _advance(self) -> None:
+        """Let MPI move it on, unless somebody else does."""
+        if self._turn.acquire(blocking=False):
             try:
-                while not self.is_done and not self._try_to_end() and time.monotonic() < until:
-                    pass
+                if not self.is_done:
+                    self._try_to_end()
             finally:
                 self._turn.release()
-        return self.is_done
 
     def _try_to_end(self) -> bool:
         """Ask MPI, and come to an end if it says so."""

@@ -332,7 +332,9 @@ def _followed_by(transfer: Transfer, then: Callable[[], None]) -> Transfer:
 
 
 def _reduction(opts: Any) -> Reduction:
-    operation = dist.ReduceOp.SUM if opts is None else opts.reduceOp
+    if opts is None:
+        return "sum"
+    operation = opts.reduceOp
     try:
         return _REDUCTIONS[getattr(operation, "op", operation)]
     except KeyError:

@@ -16,14 +16,12 @@ class TransportWork(dist.Work):
 
     def __init__(self, transfer: Transfer, timeout: float, result: Any) -> None:
         super().__init__()
-        self._operation, self._wait, self._hurry = transfer.operation, transfer.wait, transfer.hurry
-        self._timeout, self._result, self._source = timeout, result, transfer.source
+        self._transfer, self._timeout, self._result = transfer, timeout, result
         self._future: torch.futures.Future[Any] | None = None
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Return when it is complete; raise what it raised."""
-        seconds = timeout.total_seconds() if timeout else 0.0
-        self._wait(seconds or self._timeout)
+        self._transfer.wait(timeout.total_seconds() if timeout else self._timeout)  # zero is no timeout of its own
         return True
 
     def synchronize(self) -> None:
@@ -32,15 +30,15 @@ class TransportWork(dist.Work):
 
     def is_completed(self) -> bool:
         """Whether it is complete, or failed."""
-        return self._operation.is_done
+        return self._transfer.operation.is_done
 
     def is_success(self) -> bool:
         """Whether it is complete and has not failed."""
-        return self._operation.is_done and self._operation.error is None
+        return self._transfer.operation.is_done and self._transfer.operation.error is None
 
     def exception(self) -> BaseException | None:
         """Why it failed."""
-        return self._operation.error
+        return self._transfer.operation.error
 
     def result(self) -> Any:
         """The tensors it was given to fill."""
@@ -53,16 +51,16 @@ class TransportWork(dist.Work):
             # Only an exception raised by a callback is one for C++, too; `set_exception` is a result like any other.
             raw: torch.futures.Future[Any] = torch.futures.Future()
             self._future = raw.then(self._value_or_raise)
-            self._operation.when_done(lambda: raw.set_result(None))
-            self._hurry()  # who waits for a future can't help
+            self._transfer.operation.when_done(lambda: raw.set_result(None))
+            self._transfer.hurry()  # who waits for a future can't help
         return self._future
 
     def _source_rank(self) -> int:
         """From which rank a message came, if that was left open; torch asks for it by this name."""
-        assert self._source is not None
-        return self._source()
+        assert self._transfer.source is not None
+        return self._transfer.source()
 
     def _value_or_raise(self, _: object) -> Any:
-        if self._operation.error is not None:
-            raise self._operation.error
+        if self._transfer.operation.error is not None:
+            raise self._transfer.operation.error
         return self._result
