@@ -16,8 +16,8 @@ import torch.distributed as dist
 
 from contract.values import assert_same, numbers
 from mpi_checks.common import others, rank, reduced, size
-from renkei.communicators.backends import mpi_meeting
-from renkei.communicators.backends.mpi import create_mpi_transport
+from renkei.communicators.backends.mpi import meeting
+from renkei.communicators.backends.mpi.transport import create_mpi_transport
 from renkei.errors import DeadlineError, LaunchError, PeerLostError, RenkeiError, UsageError
 
 SOON = 4.0  # seconds; generous, for what takes one
@@ -159,7 +159,7 @@ def check_a_rank_without_mpi_is_told_on_all() -> None:
     def find_problem(mpi: Any, num_ranks: int) -> str | None:
         return "no MPI here" if rank() == 1 else None
 
-    without = mock.patch.object(mpi_meeting, "find_problem", find_problem)
+    without = mock.patch.object(meeting, "find_problem", find_problem)
     with without, soon(), pytest.raises(LaunchError, match=r"^rank 1: no MPI here$"):
         create_mpi_transport(own_store("without"), rank(), size(), 20)
 
@@ -173,6 +173,6 @@ def check_a_rank_that_does_not_come_is_waited_for_in_vain() -> None:
 
 def check_ranks_of_two_jobs_are_told() -> None:
     first = SimpleNamespace(COMM_WORLD=SimpleNamespace(size=size(), rank=0), Query_thread=lambda: 3, THREAD_MULTIPLE=3)
-    all_are_first = mock.patch.object(mpi_meeting, "load", return_value=first)
+    all_are_first = mock.patch.object(meeting, "load", return_value=first)
     with all_are_first, soon(), pytest.raises(LaunchError, match="ranks 0 and 1 are both rank 0 of their MPI"):
         create_mpi_transport(own_store("two"), rank(), size(), 20)

@@ -7,7 +7,7 @@ from unittest import mock
 import pytest
 import torch
 
-from renkei.communicators.backends.mpi_arithmetic import find_way
+from renkei.communicators.backends.mpi.arithmetic import find_way
 from renkei.communicators.computable import halves
 from renkei.communicators.reduction import Reduction
 from renkei.errors import UsageError

@@ -14,9 +14,10 @@ import pytest
 import torch.distributed as dist
 
 from processes import eventually
-from renkei.communicators.backends import mpi_farewells, mpi_requests
-from renkei.communicators.backends.mpi_farewells import Farewells
-from renkei.communicators.backends.mpi_requests import Request, Requests
+from renkei.communicators.backends.mpi import farewells
+from renkei.communicators.backends.mpi import requests as requests_module
+from renkei.communicators.backends.mpi.farewells import Farewells
+from renkei.communicators.backends.mpi.requests import Request, Requests
 from renkei.errors import DeadlineError, MismatchError, PeerLostError, RenkeiError
 
 
@@ -61,8 +62,8 @@ def farewells_of(size: int) -> list[Farewells]:
 @pytest.fixture
 def requests(monkeypatch: pytest.MonkeyPatch) -> Iterator[Requests]:
     """Of rank 0 of 2; rank 1 has left."""
-    monkeypatch.setattr(mpi_farewells, "_BETWEEN_LOOKS", 0.0)
-    monkeypatch.setattr(mpi_requests, "_GRACE", 0.1)
+    monkeypatch.setattr(farewells, "_BETWEEN_LOOKS", 0.0)
+    monkeypatch.setattr(requests_module, "_GRACE", 0.1)
     first, second = farewells_of(2)
     second.leave(3)
     created = Requests(MPI, 0, first)
@@ -141,7 +142,7 @@ def test_errors_of_mpi_and_of_finishing_are_told(requests: Requests) -> None:
 
 
 def test_what_is_given_up_is_cancelled_if_that_can_be_and_else_kept(requests: Requests) -> None:
-    with mock.patch.object(mpi_requests, "keep_for_ever") as kept:
+    with mock.patch.object(requests_module, "keep_for_ever") as kept:
         received, sum_ = request(requests, Took(10), status=object()), request(requests, Took(10))
         assert received.give_up(RenkeiError("closed"))
         assert not sum_.give_up(RenkeiError("closed"))
@@ -157,14 +158,14 @@ def test_what_is_kept_for_ever_is_never_freed() -> None:
 
     kept = Kept()
     reference = weakref.ref(kept)
-    mpi_requests.keep_for_ever(kept)
+    requests_module.keep_for_ever(kept)
     del kept
     gc.collect()
     assert reference() is not None
 
 
 def test_who_has_left_is_known_with_the_number_of_its_collectives() -> None:
-    with mock.patch.object(mpi_farewells, "_BETWEEN_LOOKS", 0.0):
+    with mock.patch.object(farewells, "_BETWEEN_LOOKS", 0.0):
         first, second, third = farewells_of(3)
         assert first.look() == {}
         third.leave(7)
@@ -176,7 +177,7 @@ def test_who_has_left_is_known_with_the_number_of_its_collectives() -> None:
 
 
 def test_a_store_that_has_gone_is_not_asked_again() -> None:
-    with mock.patch.object(mpi_farewells, "_BETWEEN_LOOKS", 0.0):
+    with mock.patch.object(farewells, "_BETWEEN_LOOKS", 0.0):
         first, _ = farewells_of(2)
         first._store = broken = mock.Mock()
         broken.add.side_effect = RuntimeError("Broken pipe")

@@ -135,7 +135,7 @@ def create_group(
             transport = SharedMemoryTransport(store, rank=rank, size=size, timeout=timeout, chunk=chunk or CHUNK)
             group: ProcessGroup = TransportGroup(transport)
         elif backend == "mpi":
-            from renkei.communicators.backends.mpi import create_mpi_transport  # needs mpi4py
+            from renkei.communicators.backends.mpi.transport import create_mpi_transport  # needs mpi4py
 
             group = TransportGroup(create_mpi_transport(store, rank, size, timeout))
         else:

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from renkei.communicators.backends.mpi.library import load as load_mpi
 from renkei.communicators.channel import translate
 from renkei.communicators.timeouts import milliseconds
 from renkei.errors import LaunchError
@@ -172,13 +173,12 @@ def _connect(address: str | None, port: int | None, timeout: float) -> dist.Stor
 def _meet_over_mpi(environment: LaunchEnvironment) -> tuple[LaunchEnvironment, socket.socket | None]:
     """Let rank 0 choose a port and MPI tell the others."""
     try:
-        from mpi4py import MPI
-    except (ImportError, RuntimeError) as error:
+        world = load_mpi().COMM_WORLD
+    except LaunchError as error:
         raise LaunchError(
-            f"rank {environment.rank}: started by mpiexec, but how to find the other ranks isn't known, for mpi4py "
-            f"doesn't load ({error}); pip install mpi4py mpich, or set MASTER_ADDR and MASTER_PORT"
+            f"rank {environment.rank}: started by mpiexec, but how to find the other ranks isn't known: {error}; or "
+            "set MASTER_ADDR and MASTER_PORT"
         ) from None
-    world = MPI.COMM_WORLD
     if (world.rank, world.size) != (environment.rank, environment.size):
         raise LaunchError(
             f"mpiexec says this is rank {environment.rank} of {environment.size}, mpi4py says {world.rank} of "

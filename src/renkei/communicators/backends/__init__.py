@@ -17,7 +17,7 @@ MPI_SCHEME = "renkei-mpi"
 
 
 def _create_over_mpi(options: Any, _: Any) -> dist.ProcessGroup:
-    from renkei.communicators.backends.mpi import create_mpi_transport
+    from renkei.communicators.backends.mpi.transport import create_mpi_transport
     from renkei.communicators.backends.process_group import TransportGroup
 
     seconds = options.timeout.total_seconds()
@@ -35,7 +35,7 @@ def _create_in_shared_memory(options: Any, _: Any) -> dist.ProcessGroup:
 
 
 def _meet_over_mpi(*arguments: Any, **options: Any) -> Iterator[tuple[dist.Store, int, int]]:
-    from renkei.communicators.backends.mpi_rendezvous import rendezvous
+    from renkei.communicators.backends.mpi.rendezvous import rendezvous
 
     return rendezvous(*arguments, **options)
 

@@ -9,9 +9,9 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from renkei.communicators.backends.mpi_farewells import Farewells
-from renkei.communicators.backends.mpi_library import translate
-from renkei.communicators.backends.mpi_pace import ALONE, EAGER, EAGER_BESIDE, LONG_NAP, NAP, Pace, give_way
+from renkei.communicators.backends.mpi.farewells import Farewells
+from renkei.communicators.backends.mpi.library import translate
+from renkei.communicators.backends.mpi.pace import ALONE, EAGER, EAGER_BESIDE, LONG_NAP, NAP, Pace, give_way
 from renkei.communicators.sequence import Operation
 from renkei.errors import DeadlineError, PeerLostError, RenkeiError
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch.distributed as dist
 
-from renkei.communicators.backends.mpi_library import check_world, load
-from renkei.communicators.backends.mpi_meeting import within
+from renkei.communicators.backends.mpi.library import check_world, load
+from renkei.communicators.backends.mpi.meeting import within
 from renkei.communicators.timeouts import milliseconds
 from renkei.errors import LaunchError
 from renkei.failures import first_cause

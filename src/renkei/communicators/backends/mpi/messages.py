@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import Tensor
 
-from renkei.communicators.backends.mpi_memory import Memory
-from renkei.communicators.backends.mpi_requests import Request, Requests
+from renkei.communicators.backends.mpi.memory import Memory
+from renkei.communicators.backends.mpi.requests import Request, Requests
 from renkei.communicators.sequence import Transfer
 from renkei.errors import MismatchError
 

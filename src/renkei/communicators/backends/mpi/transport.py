@@ -13,13 +13,13 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 
-from renkei.communicators.backends.mpi_arithmetic import find_way
-from renkei.communicators.backends.mpi_farewells import Farewells
-from renkei.communicators.backends.mpi_library import is_cuda_aware, translate
-from renkei.communicators.backends.mpi_meeting import Meeting, meet
-from renkei.communicators.backends.mpi_memory import CHUNK, Memory
-from renkei.communicators.backends.mpi_messages import Messages
-from renkei.communicators.backends.mpi_requests import Request, Requests, nothing
+from renkei.communicators.backends.mpi.arithmetic import find_way
+from renkei.communicators.backends.mpi.farewells import Farewells
+from renkei.communicators.backends.mpi.library import is_cuda_aware, translate
+from renkei.communicators.backends.mpi.meeting import Meeting, meet
+from renkei.communicators.backends.mpi.memory import CHUNK, Memory
+from renkei.communicators.backends.mpi.messages import Messages
+from renkei.communicators.backends.mpi.requests import Request, Requests, nothing
 from renkei.communicators.backends.transport import Transport
 from renkei.communicators.computable import halves
 from renkei.communicators.reduction import Reduction, reduce_in_chunks
