@@ -23,9 +23,11 @@ def on_its_device(comm: Communicator, check: Callable[..., Any], *args: Any) -> 
 
 
 class ContractOnCuda(CommunicatorContract):
+    backend = "gloo"
+
     def run(self, size: int, check: Callable[..., Any], *args: Any, **options: Any) -> list[Any]:
         return run_on_ranks(
-            size, on_its_device, check, *args, communicator=self.name, backend="gloo", device=CUDA, **options
+            size, on_its_device, check, *args, communicator=self.name, backend=self.backend, device=CUDA, **options
         )
 
 
@@ -39,3 +41,11 @@ class TestNaiveOnCuda(ContractOnCuda):
 
 class TestNullOnCuda(ContractOnCuda):
     name = "null"
+
+
+class TestSharedMemoryOnCuda(ContractOnCuda):
+    name, backend = "flat", "shared_memory"
+
+
+class TestStagedOnCuda(ContractOnCuda):
+    name, backend = "staged", "shared_memory"

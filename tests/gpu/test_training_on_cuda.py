@@ -34,9 +34,10 @@ def train(backend: str, error_in_weight: int = 0) -> list[Tensor]:
     return [parameter.detach().cpu() for parameter in model.parameters()]
 
 
+@pytest.mark.parametrize("backend", ["gloo", "shared_memory"])
 @pytest.mark.parametrize("num_ranks", [2, 3, 4])
-def test_ranks_on_one_gpu_train_like_one_over_gloo(num_ranks: int) -> None:
-    by_rank = renkei.run(train, num_ranks, "gloo")
+def test_ranks_on_one_gpu_train_like_one_through_host_memory(num_ranks: int, backend: str) -> None:
+    by_rank = renkei.run(train, num_ranks, backend)
     assert_same_bits(by_rank)
     assert_close(by_rank[0], renkei.run(train, 1, "gloo")[0], within=1e-5)
 

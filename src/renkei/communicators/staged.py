@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from renkei.communicators.channel import Channel
+from renkei.communicators.through_host import through_host
 from renkei.communicators.two_level import TwoLevelCommunicator
 
 
@@ -21,7 +22,7 @@ class StagedCommunicator(TwoLevelCommunicator):
         return 1
 
     def _add_between(self, channel: Channel, mine: Tensor) -> None:
-        on_host = torch.empty(mine.shape, dtype=mine.dtype, device="cpu", pin_memory=mine.is_cuda)
-        on_host.copy_(mine)
-        super()._add_between(channel, on_host)
-        mine.copy_(on_host)
+        add = super()._add_between
+        if mine.is_cuda:
+            torch.cuda.current_stream(mine.device).synchronize()
+        through_host(mine, lambda piece: add(channel, piece))

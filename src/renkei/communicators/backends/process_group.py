@@ -28,13 +28,14 @@ from renkei.communicators.backends.work import TransportWork
 from renkei.communicators.reduction import Reduction
 from renkei.communicators.sequence import Operation, Transfer
 from renkei.communicators.sequence import Sequence as Line
+from renkei.communicators.through_host import through_host
 
 _REDUCTIONS: dict[Any, Reduction] = {
     dist.ReduceOp.SUM: "sum", dist.ReduceOp.AVG: "mean", dist.ReduceOp.PRODUCT: "product", dist.ReduceOp.MIN: "min",
     dist.ReduceOp.MAX: "max", dist.ReduceOp.BAND: "band", dist.ReduceOp.BOR: "bor", dist.ReduceOp.BXOR: "bxor",
 }  # fmt: skip
 _CPU = torch.device("cpu")
-_SHORT = 2**16  # bytes up to which an operation is left to whoever waits for it, rather than to a thread to be woken
+_SHORT = 2**20  # bytes up to which an operation is left to whoever waits for it: to wake a thread takes a third as long
 
 
 class TransportGroup(dist.ProcessGroup):
@@ -99,9 +100,7 @@ class TransportGroup(dist.ProcessGroup):
 
         def run() -> None:
             for tensor in tensors:
-                flat = self._flat(tensor)
-                self.transport.all_reduce(flat, reduction)
-                put_back(flat, tensor)
+                self._change(tensor, lambda flat: self.transport.all_reduce(flat, reduction))
 
         return self._submit("allreduce", tensors, tensors, run)
 
@@ -161,9 +160,7 @@ class TransportGroup(dist.ProcessGroup):
     def broadcast(self, tensors: list[Tensor], opts: Any) -> dist.Work:
         def run() -> None:
             for tensor in tensors:
-                flat = self._flat(tensor)
-                self.transport.broadcast(as_bytes(flat), opts.rootRank)
-                put_back(flat, tensor)
+                self._change(tensor, lambda flat: self.transport.broadcast(as_bytes(flat), opts.rootRank))
 
         return self._submit("broadcast", tensors, tensors, run)
 
@@ -289,6 +286,15 @@ class TransportGroup(dist.ProcessGroup):
             run = _after(torch.cuda.current_stream(on_gpu.device).record_event(), run)
         transfer = self._line.transfer(run, hurry=moved > _SHORT, limit=self.transport.timeout)
         return TransportWork(transfer, self.transport.timeout, result)
+
+    def _change(self, tensor: Tensor, act: Callable[[Tensor], None]) -> None:
+        """Let the transport change a tensor's elements, where it can reach them."""
+        flat = flatten(tensor, own=False, on_host=False)
+        if flat.is_cuda and not self.transport.takes_gpu_memory:
+            through_host(flat, act)
+        else:
+            act(flat)
+        put_back(flat, tensor)
 
     def _flat(self, tensor: Tensor, *, own: bool = False, is_ready: bool = False) -> Tensor:
         """The elements in a row, where the transport can reach them: in the tensor's own memory unless `own`."""
