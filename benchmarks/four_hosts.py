@@ -35,7 +35,8 @@ SPECS = (
     "two_dimensional/shared_memory+gloo",
 )
 HOSTS = 4
-RANKS_PER_HOST = (1, 2)
+# How many ranks a host has, and whether they are neighbours or one on each host in turn (Slurm's block and cyclic).
+PLACEMENTS = ((1, "block"), (2, "block"), (2, "cyclic"))
 LINK = "200mbit"
 NUMEL = 2_500_000  # 10 MB in fp32
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -56,14 +57,16 @@ def main() -> None:
     with Hosts(HOSTS) as hosts:
         for host in range(HOSTS):
             hosts.shape(host, LINK)
-        for ranks_per_host in RANKS_PER_HOST:
+        for ranks_per_host, placement in PLACEMENTS:
+            where = {"ranks_per_host": ranks_per_host, "placement": placement}
             rates = measure_links(hosts)
-            results = run_ranks(hosts, ranks_per_host, rounds)
+            results = run_ranks(hosts, ranks_per_host, placement, rounds)
             rates += measure_links(hosts)
-            record.add(ranks_per_host=ranks_per_host, link_bits_per_second=rates)
+            record.add(**where, link_bits_per_second=rates)
             for result in results:
-                record.add(ranks_per_host=ranks_per_host, **result)
-                rows.append(summarize(ranks_per_host, statistics.median(rates), **result))
+                record.add(**where, **result)
+                times = summarize(statistics.median(rates), **result)
+                rows.append((f"{ranks_per_host}, {placement}" if ranks_per_host > 1 else "1", *times))
     print(record.write("Sums over four hosts", describe(rounds, rows)))
 
 
@@ -74,6 +77,8 @@ def describe(rounds: int, rows: Sequence[Sequence[object]]) -> str:
         f"(`tc tbf`) and one or two ranks of one thread. `start_sum(...).wait()` on a buffer of {NUMEL:,} elements "
         f"from `allocate`, all communicators in turns, in random order: the median of {rounds} rounds, after "
         f"{WARM_UP} that don't count and whose sums are checked. A sum takes as long as on the slowest rank.\n\n"
+        "*Block*: neighbouring ranks share a host, so that a ring crosses each link once; *cyclic*: they are on "
+        "different hosts, so that each step of a ring does.\n\n"
         "*The links' bound* is the time for 2(n-1)/n times the buffer, n being the number of hosts, at the rate that a "
         "plain TCP connection reached from host to host: the median over all hosts, before and after the rounds. Each "
         "host must send as much, however many ranks it has. *Of the bound* is the bound divided by the time; what lets "
@@ -81,13 +86,11 @@ def describe(rounds: int, rows: Sequence[Sequence[object]]) -> str:
     )
 
 
-def summarize(
-    ranks_per_host: int, rate: float, communicator: str, dtype: str, seconds: Sequence[float]
-) -> tuple[object, ...]:
+def summarize(rate: float, communicator: str, dtype: str, seconds: Sequence[float]) -> tuple[object, ...]:
     bound = 8 * NUMEL * DTYPES[dtype].itemsize * 2 * (HOSTS - 1) / HOSTS / rate
     median = statistics.median(seconds)
     spread = f"{1000 * median:.0f} ({1000 * min(seconds):.0f} to {1000 * max(seconds):.0f})"
-    return ranks_per_host, communicator, dtype, spread, f"{1000 * bound:.0f}", f"{bound / median:.2f}"
+    return communicator, dtype, spread, f"{1000 * bound:.0f}", f"{bound / median:.2f}"
 
 
 def measure_links(hosts: Hosts) -> list[float]:
@@ -96,13 +99,19 @@ def measure_links(hosts: Hosts) -> list[float]:
     return [round(measure_rate(hosts, host, (host + 1) % HOSTS, num_bytes)) for host in range(HOSTS)]
 
 
-def run_ranks(hosts: Hosts, ranks_per_host: int, rounds: int) -> list[dict[str, Any]]:
-    """What rank 0 says of each contestant; neighbouring ranks share a host."""
+def run_ranks(hosts: Hosts, ranks_per_host: int, placement: str, rounds: int) -> list[dict[str, Any]]:
+    """What rank 0 says of each contestant."""
     size = HOSTS * ranks_per_host
     meeting = {"MASTER_ADDR": hosts.address(0), "MASTER_PORT": PORT, "WORLD_SIZE": str(size)}
     command = [sys.executable, str(Path(__file__).resolve()), "rank", str(rounds)]
     ranks = [
-        hosts.start(rank // ranks_per_host, *command, RANK=str(rank), OMP_NUM_THREADS="1", **meeting)
+        hosts.start(
+            rank % HOSTS if placement == "cyclic" else rank // ranks_per_host,
+            *command,
+            RANK=str(rank),
+            OMP_NUM_THREADS="1",
+            **meeting,
+        )
         for rank in range(size)
     ]
     deadline = time.monotonic() + LONGEST
