@@ -55,6 +55,13 @@ class AlgorithmContract:
     def test_start_sum(self, size: int) -> None:
         self.run(size, for_each_dtype, reductions.check_start_sum, FLOATS)
 
+    def test_coded_sum(self, size: int) -> None:
+        self.run(size, reductions.check_coded_sum)
+        self.run(size, reductions.check_coded_sums_keep_what_is_not_finite)
+
+    def test_coded_sum_wherever_ranks_are(self, nodes: Sequence[str]) -> None:
+        self.run(len(nodes), reductions.check_coded_sum, nodes=nodes)
+
     def test_start_sum_wherever_ranks_are(self, nodes: Sequence[str]) -> None:
         dtypes = [torch.float32, torch.bfloat16]
         self.run(len(nodes), for_each_dtype, reductions.check_start_sum, dtypes, nodes=nodes)

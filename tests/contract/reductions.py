@@ -11,6 +11,9 @@ from torch import Tensor
 from contract.values import LAYOUTS, Unchanged, assert_same, numbers, shapes_for
 from renkei.communicators.communicator import Communicator
 from renkei.communicators.requested import TWO_LEVEL
+from renkei.gradients.compression.codec import Codec
+from renkei.gradients.compression.int8 import Int8Codec
+from renkei.gradients.compression.sixteen_bits import Bf16Codec, Fp16Codec
 
 
 def expected_reduction(size: int, shape: Sequence[int], dtype: torch.dtype, reduction: str) -> Tensor:
@@ -124,6 +127,48 @@ def check_start_sum(comm: Communicator, dtype: torch.dtype) -> None:
             assert_same(buffer, expected_reduction(comm.size, buffer.shape, dtype, "sum"))
         else:
             assert_same(buffer, numbers(comm.rank, buffer.shape, dtype))
+
+
+CODECS: list[Codec] = [Bf16Codec(), Fp16Codec(block=64), Int8Codec(block=64)]
+
+
+def check_coded_sum(comm: Communicator) -> None:
+    """What comes is the same on all ranks and, with what they owe then, all that they gave and owed before."""
+    cuts = [[1], [3, 5], [0], [1009, 1, 2], [2**16 + 13]]
+    generator = torch.Generator().manual_seed(comm.rank)
+    for codec in CODECS:
+        given = [torch.randn(sum(cut), generator=generator) for cut in cuts]
+        before = [torch.randn(each.shape, generator=generator) / 100 for each in given]
+        buffers, owed = [each.clone() for each in given], [each.clone() for each in before]
+        pending = [comm.start_coded_sum(buffer, codec, its) for buffer, its in zip(buffers, owed, strict=True)]
+        for each in pending:
+            each.wait()
+        for at, buffer in enumerate(buffers):
+            _check_coded_sum(comm, buffer, given[at], before[at], owed[at])
+
+
+def _check_coded_sum(comm: Communicator, buffer: Tensor, given: Tensor, before: Tensor, owed: Tensor) -> None:
+    if comm.num_addends == 1:
+        assert_same(buffer, given + before)
+        assert not owed.any()
+        return
+    for each in comm.all_gather(buffer):
+        assert_same(each, buffer)
+    in_all = comm.all_reduce(given.double() + before.double())
+    assert (buffer.double() + comm.all_reduce(owed.double()) - in_all).abs().le(1e-5).all()
+    assert owed.abs().le(0.2).all()
+
+
+def check_coded_sums_keep_what_is_not_finite(comm: Communicator) -> None:
+    """One rank's infinity or NaN is seen by all, at its place."""
+    for codec in CODECS:
+        for value in (math.inf, -math.inf, math.nan):
+            for rank in range(comm.size):
+                buffer = torch.ones(1009)
+                buffer[(7 + 331 * rank) % 1009] = value if comm.rank == rank else 1.0
+                comm.start_coded_sum(buffer, codec, torch.zeros(1009)).wait()
+                if comm.num_addends == comm.size:
+                    assert not buffer[(7 + 331 * rank) % 1009].isfinite(), (codec, value, rank)
 
 
 def check_non_finite_numbers_survive(comm: Communicator) -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from renkei.communicators.slices import PIECE, sum_by_slices
+from renkei.communicators.sum_by_slices import PIECE, sum_by_slices
 from renkei.communicators.summation import add_in_tree
 from renkei.testing import run_on_ranks
 

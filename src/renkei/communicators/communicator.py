@@ -20,10 +20,11 @@ from renkei.communicators.channel import Pending
 from renkei.communicators.groups import check_made_alike, check_one_rank_per_gpu, device_identity
 from renkei.communicators.network import Network, connect_anew
 from renkei.communicators.options import Options
-from renkei.communicators.slices import SumBySlices
+from renkei.communicators.sum_by_slices import SumBySlices
 from renkei.data.sharding import Share
 from renkei.errors import UsageError
 from renkei.gradients.buckets import BucketSizes
+from renkei.gradients.compression.codec import Codec
 from renkei.topology import Topology
 
 
@@ -80,6 +81,24 @@ class Communicator(ABC):
         Not preceded by a header: who calls this has compared its plan with the other ranks' once.
         """
 
+    def start_coded_sum(self, buffer: Tensor, codec: Codec, owed: Tensor | None) -> Pending:
+        """Begin to replace a flat fp32 buffer by its sum over ranks, the same on all, of which fewer bytes travel.
+
+        Args:
+            codec: how values travel where a network does the carrying.
+            owed: fp32, as long as the buffer: is added to it, and becomes what this rank's messages lost. So the sum,
+                and what all ranks owe then, are together what they gave and owed. None keeps no account.
+        """
+        self._channel.check_open()
+        if owed is not None:
+            buffer.add_(owed)
+            owed.zero_()
+        return self._start_coded_sum(buffer, codec, owed) if self.num_addends > 1 else Pending([])
+
+    def _start_coded_sum(self, buffer: Tensor, codec: Codec, owed: Tensor | None) -> Pending:
+        """The same, where `owed` is zero and becomes what is lost."""
+        return self._sums_by_slices().start_coded(buffer, codec, owed, "coded gradient bucket")
+
     @property
     def num_addends(self) -> int:
         """How many ranks' buffers `start_sum` adds: all of them, but for an instrument that doesn't."""
@@ -95,9 +114,12 @@ class Communicator(ABC):
             tensor.dtype, in_tree=self.options.virtual_ranks is not None
         ):
             return self._channel.start_reduction(tensor, "sum", doing)
+        return self._sums_by_slices().start(tensor, doing)
+
+    def _sums_by_slices(self) -> SumBySlices:
         if self._by_slices is None:
             self._by_slices = SumBySlices(self._network.open("slices"), self.options.timeout)
-        return self._by_slices.start(tensor, doing)
+        return self._by_slices
 
     # -- who am I -------------------------------------------------------------------------------------------------
 

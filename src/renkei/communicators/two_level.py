@@ -20,9 +20,11 @@ from torch import Tensor
 from renkei.communicators.channel import Channel, Pending
 from renkei.communicators.communicator import Communicator
 from renkei.communicators.options import Options
-from renkei.communicators.slices import gather_slices, reduce_slices, sum_by_slices
+from renkei.communicators.slices import gather_slices, reduce_slices
 from renkei.communicators.stages import Stages
+from renkei.communicators.sum_by_slices import coded_sum, sum_by_slices
 from renkei.communicators.summation import ADDED_IN_32_BITS, slices
+from renkei.gradients.compression.codec import Codec
 
 
 class TwoLevelCommunicator(Communicator):
@@ -51,11 +53,19 @@ class TwoLevelCommunicator(Communicator):
         self._channel.check_open()
         return self._stages.start(lambda: self._add(buffer))
 
-    def _add(self, buffer: Tensor) -> None:
+    def _start_coded_sum(self, buffer: Tensor, codec: Codec, owed: Tensor | None) -> Pending:
+        """Begin the three stages, of which only the one between nodes is coded."""
+        return self._stages.start(lambda: self._add(buffer, codec, owed))
+
+    def _add(self, buffer: Tensor, codec: Codec | None = None, owed: Tensor | None = None) -> None:
         reduce_slices(self._within, buffer, self._num_slices, f"{self.name} sum within the node")
         if self._between is not None:
             mine = slices(buffer, self._num_slices)[self.intra_rank]
-            self._add_between(self._between, mine)
+            if codec is None:
+                self._add_between(self._between, mine)
+            else:
+                of_mine = None if owed is None else slices(owed, self._num_slices)[self.intra_rank]
+                coded_sum(self._between, mine, codec, of_mine, f"{self.name} coded sum between nodes")
         gather_slices(self._within, buffer, self._num_slices, f"{self.name} sum within the node")
 
     def _add_between(self, channel: Channel, mine: Tensor) -> None:

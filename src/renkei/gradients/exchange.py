@@ -5,41 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Protocol
 
 import torch
-from torch import Tensor
 from torch.nn import Parameter
 
 from renkei.errors import GradientError, UsageError
 from renkei.gradients.ballot import Ballot, Tally
 from renkei.gradients.buckets import Bucket
+from renkei.gradients.compression.feedback import Feedback
+from renkei.gradients.compression.formats import WireFormat
+from renkei.gradients.compression.wire import Carrier, Work
 from renkei.gradients.flat import FlatGradients
-
-
-class Work(Protocol):
-    """A sum on its way."""
-
-    def wait(self) -> object:
-        """Return when the sum is in the buffer; raise if it can't come."""
-
-
-class Carrier(Protocol):
-    """What is asked of whoever carries the buckets; a communicator is one."""
-
-    @property
-    def rank(self) -> int:
-        """This rank's number."""
-
-    @property
-    def num_addends(self) -> int:
-        """How many ranks' buffers a sum consists of."""
-
-    def allocate(self, numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """A flat buffer of zeros for a bucket."""
-
-    def start_sum(self, buffer: Tensor, pieces: Sequence[Tensor]) -> Work:
-        """Begin to replace a flat buffer by its sum over ranks; `pieces` are views of the tensors it consists of."""
 
 
 class Exchange:
@@ -49,18 +25,30 @@ class Exchange:
         parameters, names: whose gradients, and what to call them in messages.
         plan: the buckets, the same on all ranks.
         carrier: carries them.
+        wire_format: how they travel.
 
     Attributes:
         is_open: whether one has begun and not ended.
         packed: by parameter, whether its gradient is in its bucket.
         waited: seconds spent so far waiting for sums that had not come when they were needed.
+        feedback: what has been lost on the way and is still to be given.
     """
 
     def __init__(
-        self, parameters: Sequence[Parameter], names: Sequence[str], plan: Sequence[Bucket], carrier: Carrier
+        self,
+        parameters: Sequence[Parameter],
+        names: Sequence[str],
+        plan: Sequence[Bucket],
+        carrier: Carrier,
+        wire_format: WireFormat,
     ) -> None:
         self._parameters, self._names, self._carrier = parameters, names, carrier
         self._flat = FlatGradients(parameters, plan, carrier.allocate)
+        self._wires = [
+            wire_format.wire_for(buffer.dtype, [parameters[at].shape for at in bucket.parameters])
+            for bucket, buffer in zip(plan, self._flat.buffers, strict=True)
+        ]
+        self.feedback = Feedback(plan, self._wires, self._flat.buffers)
         self._works: list[Work] = []
         self._expect_weight(carrier.num_addends)
         self.is_open = False
@@ -87,7 +75,8 @@ class Exchange:
 
     def launch(self, bucket: int) -> None:
         """Send the next bucket."""
-        self._works.append(self._carrier.start_sum(self._flat.buffers[bucket], self._flat.pieces[bucket]))
+        buffer, pieces = self._flat.buffers[bucket], self._flat.pieces[bucket]
+        self._works.append(self._wires[bucket].start_sum(self._carrier, buffer, pieces))
 
     def send_rest(self, *, gave_up: bool = False) -> None:
         """Send the buckets that haven't left, with zeros for the gradients there aren't."""
@@ -115,6 +104,7 @@ class Exchange:
                     self._flat.hand_out(at)
         if tally.weight not in (0, self._expected_weight):
             self._flat.scale(self._expected_weight / tally.weight)
+            self.feedback.reweigh(self._expected_weight / tally.weight)
             self._expect_weight(tally.weight)
         return tally
 

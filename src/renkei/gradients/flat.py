@@ -13,10 +13,14 @@ from renkei.gradients.buckets import Bucket, GradientSize
 Allocate = Callable[[int, torch.dtype, torch.device], Tensor]
 
 
-def size_of(parameter: Tensor) -> GradientSize:
-    """What bucket planning needs to know of a parameter's gradient."""
+def size_of(parameter: Tensor, *, keeps_32_bits: bool = True) -> GradientSize:
+    """What bucket planning needs to know of a parameter's gradient.
+
+    Args:
+        keeps_32_bits: whether 32-bit floats travel as they are.
+    """
     kind = f"{parameter.device}/{str(parameter.dtype).removeprefix('torch.')}"
-    is_exact = parameter.dtype in (torch.float32, torch.float64)
+    is_exact = parameter.dtype == torch.float64 or (parameter.dtype == torch.float32 and keeps_32_bits)
     return GradientSize(parameter.numel(), parameter.element_size(), kind, is_exact)
 
 

@@ -21,7 +21,10 @@ from renkei.errors import GradientError, UsageError
 from renkei.gradients.backward_pass import Endings, carried, carrying, when_it_ends
 from renkei.gradients.ballot import HEADER, Ballot
 from renkei.gradients.buckets import BucketSizes, plan_buckets
-from renkei.gradients.exchange import Carrier, Exchange
+from renkei.gradients.compression.feedback import Feedback
+from renkei.gradients.compression.formats import Fp32, WireFormat
+from renkei.gradients.compression.wire import Carrier
+from renkei.gradients.exchange import Exchange
 from renkei.gradients.flat import size_of
 from renkei.gradients.readiness import Habits, LateGradientError, Learning, Readiness
 from renkei.gradients.step import Backward, Step
@@ -45,9 +48,12 @@ class Reducer:
         limits: see `BucketSizes`.
         habits: how gradients come, where that has been learnt; the same order on all ranks.
         before_plain: called before the first gradient of an exchange whose loss carries no weight.
+        wire_format: how the buckets travel.
+        loss_scale: tells what losses are multiplied by now, if that changes.
 
     Attributes:
         accumulating: whether gradients stay on this rank for now.
+        habits: as given.
         has_learnt: whether some rank has seen how gradients come, which wasn't known before.
     """
 
@@ -60,18 +66,23 @@ class Reducer:
         limits: BucketSizes,
         habits: Habits | None = None,
         before_plain: Callable[[], None] = lambda: None,
+        wire_format: WireFormat | None = None,
+        loss_scale: Callable[[], float] | None = None,
     ) -> None:
+        wire_format = wire_format or Fp32()
         self._parameters, self._names = list(parameters), list(names)
         self._carrier = carrier
         self._before_plain = before_plain
         self.plan = plan_buckets(
-            [size_of(parameter) for parameter in parameters],
+            [size_of(parameter, keeps_32_bits=wire_format.is_exact) for parameter in parameters],
             habits.order if habits else range(len(parameters))[::-1],
             tail=HEADER + len(parameters),
             tail_kind="cpu/float32",
             limits=limits,
         )
-        self._exchange = Exchange(self._parameters, self._names, self.plan, carrier)
+        self.habits = habits
+        self._exchange = Exchange(self._parameters, self._names, self.plan, carrier, wire_format)
+        self._loss_scale = loss_scale
         self._readiness: Readiness | Learning = (
             Readiness([bucket.parameters for bucket in self.plan], habits.expected)
             if habits
@@ -101,12 +112,14 @@ class Reducer:
             self._exchange.give_up()
         if isinstance(self._readiness, Learning) and not self.has_learnt:
             self._readiness = Learning(len(self._parameters))
+        self.feedback.forget()
         self._step = Step()
         self._place += 1
         self._is_armed = True
 
     def disarm(self) -> None:
-        """Gradients that come from now on belong to somebody else's loss (a GAN's other half)."""
+        """The step was made: gradients that come from now on belong to somebody else's loss (a GAN's other half)."""
+        self.feedback.settle()
         self._place += 7
         self._is_armed = False
 
@@ -119,6 +132,11 @@ class Reducer:
     def weight(self) -> float:
         """How much this rank counts in the mean."""
         return 1.0 if self._step.weight is None else self._step.weight
+
+    @property
+    def feedback(self) -> Feedback:
+        """What has been lost on the way."""
+        return self._exchange.feedback
 
     @property
     def waited(self) -> float:
@@ -149,6 +167,8 @@ class Reducer:
         """Go on where `other` was, with the same or other parameters."""
         self._step, self._is_armed, self.accumulating = other._step, other._is_armed, other.accumulating
         self._has_told_of_waste = other._has_told_of_waste
+        numbers = {parameter: at for at, parameter in enumerate(self._parameters)}
+        self.feedback.restore(other.feedback.state(), [numbers.get(parameter) for parameter in other._parameters])
 
     @contextmanager
     def backward_of(self, weight: float | None) -> Iterator[None]:
@@ -258,6 +278,8 @@ class Reducer:
         self._step.num_exchanges += 1
         self._endings.restart()
         self._readiness.restart()
+        if self._loss_scale is not None:
+            self.feedback.follow(self._loss_scale())
         self._exchange.begin(self._ballot(exchange=self._step.num_exchanges, weight=self._step.weight, heard=heard))
 
     def _ballot(self, *, exchange: int, weight: float | None, heard: bool) -> Ballot:

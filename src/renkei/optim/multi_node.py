@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import math
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -15,9 +17,12 @@ from torch.optim import Optimizer
 from renkei.communicators.communicator import Communicator
 from renkei.errors import MismatchError, UnevenBatchError, UsageError
 from renkei.gradients.buckets import fingerprint
+from renkei.gradients.compression.formats import WireFormat, read_format
 from renkei.gradients.readiness import Habits
 from renkei.gradients.reducer import Reducer
 from renkei.optim.initial_state import broadcast_state, check_alike, describe, tensors_of
+
+_OWN = "renkei"  # the part of a state_dict that isn't the inner optimizer's
 
 # why ranks meet, in numbers that no exchange of gradients has
 _TO_REORDER = 0
@@ -54,6 +59,10 @@ class MultiNodeOptimizer(Optimizer):
         inner: the optimizer to wrap; create LR schedulers for the wrapper, not for it.
         comm: the ranks; the optimizer makes a group of its own of them, so its messages meet no others.
         model: the module whose parameters are optimized: gives names for messages, and buffers to start from.
+        wire: how 32-bit gradients travel: "fp32", "bf16", "fp16", "int8", "power_sgd", or one of the classes of
+            `renkei.gradients.compression.formats`; the same on all ranks.
+        grad_scaler: what scales the losses, if anything. Needed where error is fed back ("int8", "power_sgd"), for what
+            is owed of a step before has that step's scale.
 
     Attributes:
         inner: the wrapped optimizer.
@@ -72,13 +81,23 @@ class MultiNodeOptimizer(Optimizer):
     _optimizer_load_state_dict_pre_hooks = _of_the_inner("_optimizer_load_state_dict_pre_hooks")
     _optimizer_load_state_dict_post_hooks = _of_the_inner("_optimizer_load_state_dict_post_hooks")
 
-    def __init__(self, inner: Optimizer, comm: Communicator, *, model: nn.Module | None = None) -> None:
+    def __init__(
+        self,
+        inner: Optimizer,
+        comm: Communicator,
+        *,
+        model: nn.Module | None = None,
+        wire: str | WireFormat = "fp32",
+        grad_scaler: torch.amp.GradScaler | None = None,
+    ) -> None:
         # Not super().__init__(): param_groups, state and hooks are the inner optimizer's.
         if not isinstance(inner, Optimizer):
             raise UsageError(f"inner must be a torch.optim.Optimizer, but is a {type(inner).__name__}")
         self.inner = inner
         self._users_comm = comm
         self._model = model
+        self._wire_format = read_format(wire)
+        self._grad_scaler = grad_scaler
         self._comm = comm.duplicate()
         self._waited_before = 0.0
         self._start_alike()
@@ -170,12 +189,45 @@ class MultiNodeOptimizer(Optimizer):
         self._restructure()
 
     def state_dict(self) -> dict[str, Any]:
-        """The inner optimizer's state; the same on every rank."""
-        return self.inner.state_dict()
+        """The inner optimizer's state, the same on every rank.
+
+        Where error is fed back, with what this rank still owes and how its gradients come, for which a resumed run has
+        the same bits if each rank saves and loads its own.
+        """
+        state = self.inner.state_dict()
+        if self._reducer.feedback.is_kept:
+            state[_OWN] = {
+                "place": self._place(),
+                "habits": None if self._reducer.habits is None else asdict(self._reducer.habits),
+                "feedback": self._reducer.feedback.state(),
+            }
+        return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load the inner optimizer's state, on every rank alike."""
-        self.inner.load_state_dict(state_dict)
+        """Load the inner optimizer's state, on every rank alike; where error is fed back, a collective operation."""
+        self.inner.load_state_dict({name: value for name, value in state_dict.items() if name != _OWN})
+        if self._reducer.feedback.is_kept:
+            self._restore(state_dict.get(_OWN))
+
+    def _restore(self, saved: dict[str, Any] | None) -> None:
+        """Owe what was owed when each rank saved its own state; nothing if some rank has another's, or none."""
+        everyones = self._comm.all_gather_object(saved is not None and saved["place"] == self._place())
+        if saved is None or not all(everyones):
+            if self._comm.rank == 0:
+                print(
+                    f"renkei: what compressed gradients still owed isn't restored: rank {everyones.index(False)} has "
+                    "loaded no state of its own; let each rank save and load its optimizer's state_dict()",
+                    file=sys.stderr,
+                    flush=True,
+                )
+            return
+        if saved["habits"] is not None:
+            self._replan(Habits(**saved["habits"]))
+        self._reducer.feedback.restore(saved["feedback"], range(len(self._parameters())))
+
+    def _place(self) -> list[Any]:
+        """Whose state it is."""
+        return [self._comm.rank, self._comm.size, repr(self._wire_format), *self._names()]
 
     def __repr__(self) -> str:
         return f"MultiNodeOptimizer({self.inner!r}, {self._users_comm!r})"
@@ -223,8 +275,16 @@ class MultiNodeOptimizer(Optimizer):
             limits=self._comm.bucket_sizes,
             habits=habits,
             before_plain=self._check_equal_batches,
+            wire_format=self._wire_format,
+            loss_scale=None if self._grad_scaler is None else self._grad_scaler.get_scale,
         )
-        if len(set(self._comm.all_gather_object(fingerprint(reducer.plan)))) > 1:
+        everyones = self._comm.all_gather_object((fingerprint(reducer.plan), self._wire_format))
+        for rank, (_, wire_format) in enumerate(everyones):
+            if wire_format != everyones[0][1]:
+                raise MismatchError(
+                    f"rank {rank} has chosen wire={wire_format} where rank 0 has {everyones[0][1]}; choose the same"
+                )
+        if len(set(everyones)) > 1:
             raise MismatchError("ranks have planned different buckets; use the same dtypes and device types on all")
         return reducer
 

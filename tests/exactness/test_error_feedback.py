@@ -1,0 +1,277 @@
+"""Nothing is lost for good: what was applied, and what ranks owe, is all that there was, whatever happens between."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from exactness.one_process import assert_same_bits, on_ranks
+from renkei.communicators.communicator import Communicator
+from renkei.gradients.compression.feedback import Feedback
+from renkei.gradients.compression.formats import Bf16, Fp16, Int8, PowerSgd, WireFormat
+from renkei.gradients.compression.tentative import Tentative
+from renkei.optim.multi_node import MultiNodeOptimizer
+
+STEPS = 7
+SHAPES = [(3,), (9, 8), (), (7, 2, 7), (31,)]
+FORMATS = [
+    Bf16(error_feedback=True),
+    Fp16(block=8, error_feedback=True),
+    Int8(block=8),
+    PowerSgd(rank=1),
+]
+
+
+class Weights(nn.Module):
+    """Parameters whose gradients are what `slope` is given: the loss is linear."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.all = nn.ParameterList([nn.Parameter(torch.zeros(shape)) for shape in SHAPES])
+
+    def slope(self, coefficients: Sequence[Tensor]) -> Tensor:
+        return torch.stack([(p * c).sum() for p, c in zip(self.all, coefficients, strict=True)]).sum()
+
+
+def coefficients(step: int, rank: int) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(1000 * step + rank)
+    return [torch.randn(shape, generator=generator) for shape in SHAPES]
+
+
+@dataclass
+class Ledger:
+    """Trains by SGD with a rate of 1 from zeros, so that the parameters tell what was applied; and keeps the books."""
+
+    comm: Communicator
+    wire: WireFormat
+    scaler: Any = None
+    due: list[Tensor] = field(default_factory=lambda: [torch.zeros(shape).double() for shape in SHAPES])
+
+    def __post_init__(self) -> None:
+        self.model = Weights()
+        inner = torch.optim.SGD(self.model.parameters(), lr=1.0)
+        self.optimizer = MultiNodeOptimizer(inner, self.comm, model=self.model, wire=self.wire, grad_scaler=self.scaler)
+
+    def expect(self, step: int, weights: Sequence[float]) -> None:
+        for rank, weight in enumerate(weights):
+            for total, each in zip(self.due, coefficients(step, rank), strict=True):
+                total += each.double() * (weight / sum(weights))
+
+    def loss(self, step: int) -> Tensor:
+        return self.model.slope(coefficients(step, self.comm.rank))
+
+    def step(self, step: int) -> None:
+        self.optimizer.zero_grad()
+        self.loss(step).backward()
+        self.optimizer.step()
+        self.expect(step, [1.0] * self.comm.size)
+
+    def check(self) -> list[Tensor]:
+        """Parameters and owed together are what was due; returns the parameters."""
+        feedback = self.optimizer.state_dict()["renkei"]["feedback"]
+        owed, scale = feedback["owed"], feedback["loss_scale"] or 1.0
+        for at, (parameter, due) in enumerate(zip(self.model.all, self.due, strict=True)):
+            in_all = self.comm.all_reduce(owed[at].double().reshape(due.shape)) / scale if at in owed else 0.0
+            given = in_all - parameter.detach().double()
+            assert (given - due).abs().le(2e-5 * (1 + due.abs())).all(), f"of {tuple(due.shape)}: {given - due}"
+        return [parameter.detach().clone() for parameter in self.model.all]
+
+
+def plainly(ledger: Ledger) -> None:
+    for step in range(STEPS):
+        ledger.step(step)
+
+
+def with_skipped_steps(ledger: Ledger) -> None:
+    """An infinity on one rank, and a step that is just not made."""
+    for step in range(STEPS):
+        if step % 3 == 1:
+            ledger.optimizer.zero_grad()
+            factor = math.inf if step == 1 and ledger.comm.rank == 1 else 3.0
+            (ledger.loss(step + 100) * factor).backward()
+        else:
+            ledger.step(step)
+
+
+def with_weights_that_vary(ledger: Ledger) -> None:
+    for step in range(STEPS):
+        weights = [float((5 * step + 3 * rank) % 4) for rank in range(ledger.comm.size - 1)] + [1.0 + step % 3]
+        weight = weights[ledger.comm.rank]
+        ledger.optimizer.zero_grad()
+        ledger.optimizer.backward(ledger.loss(step) if weight else None, weight=weight)
+        ledger.optimizer.step()
+        ledger.expect(step, weights)
+
+
+def with_a_scale_that_changes(ledger: Ledger) -> None:
+    scaler = ledger.scaler
+    for step in range(STEPS):
+        ledger.optimizer.zero_grad()
+        scaler.scale(ledger.loss(step)).backward()
+        if step == 3 and ledger.comm.rank == 0:
+            ledger.optimizer.synchronize()
+        scaler.step(ledger.optimizer)
+        scaler.update([2.0, 1024.0, 8.0][step % 3])
+        ledger.expect(step, [1.0] * ledger.comm.size)
+
+
+def with_several_backward_passes(ledger: Ledger) -> None:
+    for step in range(STEPS):
+        ledger.optimizer.zero_grad()
+        with ledger.optimizer.accumulate():
+            ledger.loss(10 * step).backward()
+        ledger.loss(10 * step + 1).backward()
+        ledger.loss(10 * step + 2).backward()  # exchanged again
+        ledger.optimizer.step()
+        for each in range(3):
+            ledger.expect(10 * step + each, [1.0] * ledger.comm.size)
+
+
+def with_a_parameter_that_comes_later(ledger: Ledger) -> None:
+    for step in range(STEPS):
+        late = ledger.model.all[1].requires_grad_(step > 2)
+        ledger.step(step)
+        if not late.requires_grad:
+            ledger.due[1].zero_()
+
+
+STORIES = [
+    plainly,
+    with_skipped_steps,
+    with_weights_that_vary,
+    with_a_scale_that_changes,
+    with_several_backward_passes,
+    with_a_parameter_that_comes_later,
+]
+
+Story = Callable[[Ledger], None]
+
+
+def tell(story: Story, wire: WireFormat, num_ranks: int) -> list[list[Tensor]]:
+    def on_rank(comm: Communicator) -> list[Tensor]:
+        scaler = torch.amp.GradScaler("cpu", init_scale=8.0) if story is with_a_scale_that_changes else None
+        ledger = Ledger(comm, wire, scaler)
+        story(ledger)
+        return ledger.check()
+
+    return on_ranks(num_ranks, on_rank)
+
+
+@pytest.mark.parametrize("wire", FORMATS, ids=lambda wire: type(wire).__name__)
+@pytest.mark.parametrize("story", STORIES)
+def test_what_was_applied_and_is_owed_is_all_there_was(story: Story, wire: WireFormat) -> None:
+    assert_same_bits(tell(story, wire, 3))
+
+
+@pytest.mark.parametrize("wire", FORMATS, ids=lambda wire: type(wire).__name__)
+def test_one_rank_owes_nothing(wire: WireFormat) -> None:
+    (parameters,) = tell(plainly, wire, 1)
+    for at, parameter in enumerate(parameters):
+        alone = torch.zeros(SHAPES[at])
+        for step in range(STEPS):
+            alone = alone - coefficients(step, 0)[at]
+        assert torch.equal(parameter, alone)
+
+
+def test_over_many_steps_little_is_owed() -> None:
+    """So error feedback does more than keep the books: the loss does not pile up."""
+
+    def on_rank(comm: Communicator) -> float:
+        ledger = Ledger(comm, Int8(block=8))
+        for step in range(200):
+            ledger.step(step)
+        ledger.check()
+        owed = ledger.optimizer.state_dict()["renkei"]["feedback"]["owed"]
+        return max(float(each.abs().max()) for each in owed.values())
+
+    assert max(on_ranks(2, on_rank)) < 0.05  # a gradient of 5 is as large as they come, and coded in steps of 5 / 127
+
+
+# -- red twins ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("story", "where", "what"),
+    [
+        (with_skipped_steps, Tentative, "forget"),
+        (with_weights_that_vary, Feedback, "reweigh"),
+        (with_a_scale_that_changes, Feedback, "follow"),
+        (plainly, Feedback, "restore"),
+        (with_a_parameter_that_comes_later, Feedback, "restore"),
+        (plainly, Feedback, "settle"),
+    ],
+)
+def test_red_twin_a_wrong_entry_is_seen(monkeypatch: pytest.MonkeyPatch, story: Story, where: type, what: str) -> None:
+    settle = Tentative.settle
+    if what == "forget":
+        monkeypatch.setattr(Tentative, "forget", lambda self: setattr(self, "_before", None))
+        monkeypatch.setattr(Tentative, "settle", lambda self: (settle(self), setattr(self, "_pending", None)))
+    else:
+        monkeypatch.setattr(where, what, lambda *_: None)
+    with pytest.raises(AssertionError):
+        tell(story, Int8(block=8), 2)
+
+
+# -- saved and loaded ---------------------------------------------------------------------------------------------
+
+
+def saved_and_loaded(comm: Communicator, wire: WireFormat, at: int, change: Callable[[Any], Any]) -> list[Tensor]:
+    """Train, but from step `at` on with a new model and optimizer that have loaded what the first ones saved."""
+    ledger = Ledger(comm, wire)
+    for step in range(2 * STEPS):
+        if step == at:
+            model, state = ledger.model.state_dict(), ledger.optimizer.state_dict()
+            file = io.BytesIO()
+            torch.save((model, state), file)
+            file.seek(0)
+            model, state = torch.load(file, weights_only=True)
+            due, ledger = ledger.due, Ledger(comm, wire)
+            ledger.due = due
+            ledger.model.load_state_dict(model)
+            ledger.optimizer.load_state_dict(change(state))
+        ledger.step(step)
+    return [parameter.detach().clone() for parameter in ledger.model.all]
+
+
+def unchanged(state: Any) -> Any:
+    return state
+
+
+def without_what_is_owed(state: Any) -> Any:
+    return {name: value for name, value in state.items() if name != "renkei"}
+
+
+@pytest.mark.parametrize("at", [1, STEPS])
+@pytest.mark.parametrize("wire", [*FORMATS, Bf16(), Fp16()], ids=repr)
+def test_a_resumed_run_has_the_same_bits(wire: WireFormat, at: int) -> None:
+    straight = on_ranks(3, lambda comm: saved_and_loaded(comm, wire, -1, unchanged))
+    resumed = on_ranks(3, lambda comm: saved_and_loaded(comm, wire, at, unchanged))
+    assert_same_bits(straight + resumed)
+
+
+def test_red_twin_what_is_owed_matters_for_that() -> None:
+    straight = on_ranks(3, lambda comm: saved_and_loaded(comm, Int8(), -1, unchanged))
+    resumed = on_ranks(3, lambda comm: saved_and_loaded(comm, Int8(), STEPS, without_what_is_owed))
+    with pytest.raises(AssertionError):
+        assert_same_bits(straight + resumed)
+
+
+def test_another_ranks_state_is_not_taken_for_ones_own(capfd: pytest.CaptureFixture[str]) -> None:
+    """All load what rank 0 saved: nothing is owed then, on any rank, and that is said once."""
+
+    def on_rank(comm: Communicator) -> Any:
+        ledger = Ledger(comm, Int8())
+        ledger.step(0)
+        ledger.optimizer.load_state_dict(comm.broadcast_object(ledger.optimizer.state_dict()))
+        ledger.step(1)
+        return ledger.optimizer.state_dict()["renkei"]["feedback"]["owed"] != {}
+
+    assert on_ranks(3, on_rank) == [True] * 3
+    assert capfd.readouterr().err.count("rank 1 has loaded no state of its own") == 1
