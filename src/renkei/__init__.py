@@ -6,6 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from renkei import hooks as hooks
     from renkei.communicators.communicator import Communicator as Communicator
     from renkei.communicators.factory import create_communicator as create_communicator
     from renkei.data.loader import DataLoader as DataLoader
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
     from renkei.errors import RenkeiError as RenkeiError
     from renkei.errors import UnevenBatchError as UnevenBatchError
     from renkei.errors import UsageError as UsageError
+    from renkei.gradients.compression.formats import Bf16 as Bf16
+    from renkei.gradients.compression.formats import Fp16 as Fp16
+    from renkei.gradients.compression.formats import Int8 as Int8
+    from renkei.gradients.compression.formats import PowerSgd as PowerSgd
     from renkei.launch.local import run as run
     from renkei.optim.multi_node import MultiNodeOptimizer as MultiNodeOptimizer
     from renkei.topology import Topology as Topology
@@ -32,14 +37,18 @@ __version__ = "0.1.0"
 
 # Where each public name lives. They are imported when first used, so that `import renkei` doesn't wait for torch.
 _HOMES = {
+    "Bf16": "renkei.gradients.compression.formats",
     "Communicator": "renkei.communicators.communicator",
     "DataLoader": "renkei.data.loader",
     "DeadlineError": "renkei.errors",
+    "Fp16": "renkei.gradients.compression.formats",
     "GradientError": "renkei.errors",
+    "Int8": "renkei.gradients.compression.formats",
     "LaunchError": "renkei.errors",
     "MismatchError": "renkei.errors",
     "MultiNodeOptimizer": "renkei.optim.multi_node",
     "PeerLostError": "renkei.errors",
+    "PowerSgd": "renkei.gradients.compression.formats",
     "RankFailedError": "renkei.errors",
     "RenkeiError": "renkei.errors",
     "Topology": "renkei.topology",
@@ -48,6 +57,7 @@ _HOMES = {
     "create_communicator": "renkei.communicators.factory",
     "evaluate": "renkei.training.evaluation",
     "gather_by_sample": "renkei.training.evaluation",
+    "hooks": "renkei",  # a module of its own
     "pool_batch_norm": "renkei.training.batch_norm_statistics",
     "predict": "renkei.training.evaluation",
     "run": "renkei.launch.local",
@@ -61,6 +71,8 @@ __all__ = sorted(_HOMES)
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'renkei' has no attribute {name!r}")
+    if _HOMES[name] == __name__:
+        return importlib.import_module(f"{__name__}.{name}")
     return getattr(importlib.import_module(_HOMES[name]), name)
 
 

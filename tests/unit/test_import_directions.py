@@ -19,7 +19,7 @@ WITHOUT_TORCH = ["errors", "topology", "data.sharding", "gradients.buckets", "op
                  "planner", "names", "communicators.requested"]  # fmt: skip
 # May import torch.distributed; the others reach it through a communicator.
 MAY_DISTRIBUTE = ["communicators", "failures", "launch.local", "testing", "model_parallel.pipeline",
-                  "training.checkpoint", "bench"]  # fmt: skip
+                  "training.checkpoint", "bench", "hooks"]  # fmt: skip
 # By part, the parts it may not import.
 FORBIDDEN = {
     "errors": ["communicators", "data", "failures", "gradients", "launch", "optim", "topology", "training"],

@@ -25,6 +25,7 @@ from renkei.data.sharding import Share
 from renkei.errors import UsageError
 from renkei.gradients.buckets import BucketSizes
 from renkei.gradients.compression.codec import Codec
+from renkei.gradients.compression.wire import give_along
 from renkei.topology import Topology
 
 
@@ -90,9 +91,7 @@ class Communicator(ABC):
                 and what all ranks owe then, are together what they gave and owed. None keeps no account.
         """
         self._channel.check_open()
-        if owed is not None:
-            buffer.add_(owed)
-            owed.zero_()
+        give_along(owed, buffer)
         return self._start_coded_sum(buffer, codec, owed) if self.num_addends > 1 else Pending([])
 
     def _start_coded_sum(self, buffer: Tensor, codec: Codec, owed: Tensor | None) -> Pending:

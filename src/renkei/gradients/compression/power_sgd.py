@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from renkei.gradients.compression.tentative import Tentative
-from renkei.gradients.compression.wire import Carrier, Work
+from renkei.gradients.compression.wire import Carrier, Work, give_along
 
 _WORTH_IT = 2  # times as many elements as its factors a matrix must have
 
@@ -51,8 +51,7 @@ class PowerSgdWire:
         assert self.owed is not None
         assert self.factors is not None
         owed = self.owed.begin(lambda: torch.zeros_like(buffer))
-        buffer.add_(owed)
-        owed.zero_()
+        give_along(owed, buffer)
         return _LowRankSum(self, carrier, buffer, pieces, owed, self.factors.begin(lambda: self._first_factors(buffer)))
 
     def _first_factors(self, like: Tensor) -> Tensor:

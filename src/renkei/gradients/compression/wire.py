@@ -99,3 +99,10 @@ def _between(buffer: Tensor, pieces: Sequence[Tensor]) -> Tensor:
         begin = piece.storage_offset() - buffer.storage_offset()
         is_free[begin : begin + piece.numel()] = False
     return is_free.nonzero().view(-1)
+
+
+def give_along(owed: Tensor | None, buffer: Tensor) -> None:
+    """Add what is owed to what is given; nothing is owed then."""
+    if owed is not None:
+        buffer.add_(owed)
+        owed.zero_()
