@@ -15,8 +15,11 @@ A message says on which rank, what was found, what was expected, and what to do.
 
 from __future__ import annotations
 
+import copy
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
+
+Raised = TypeVar("Raised", bound=BaseException)
 
 
 class RenkeiError(Exception):
@@ -56,6 +59,15 @@ class PeerLostError(RenkeiError, RuntimeError):
 
 class DeadlineError(RenkeiError, TimeoutError):
     """A wait for other ranks lasted longer than its deadline."""
+
+
+def afresh(error: Raised) -> Raised:
+    """A copy to raise of an error that is kept: the frames it passes through are then not kept with that."""
+    try:
+        copied = copy.copy(error)
+    except TypeError:  # a class that isn't made from its arguments
+        return error
+    return copied.with_traceback(error.__traceback__)
 
 
 class RankFailedError(RenkeiError, RuntimeError):

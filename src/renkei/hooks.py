@@ -15,10 +15,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from renkei.communicators.backends.work import future_of
 from renkei.communicators.channel import Channel, Pending
-from renkei.communicators.sequence import Operation
-from renkei.communicators.sequence import Sequence as Line
+from renkei.communicators.cuda_streams import beside_computation
 from renkei.communicators.sum_by_slices import coded_sum
+from renkei.communicators.work_queue import WorkQueue
 from renkei.errors import UsageError
 from renkei.gradients.buckets import Bucket, Slot
 from renkei.gradients.compression.codec import Codec
@@ -63,7 +64,7 @@ class State:
         self.rank, self.num_addends = own.rank(), own.size()
         self._grad_scaler = grad_scaler
         self._channel = Channel(own, rank=self.rank, size=self.num_addends)
-        self._line = Line("compressed gradients")
+        self._line = WorkQueue("compressed gradients")
         self._numbers: dict[Tensor, int] = {}  # of parameters, in the order in which they were seen first
         self._buckets: dict[tuple[int, ...], _HookedBucket] = {}
         self._left: dict[str, dict[int, Tensor]] = {"owed": {}, "factors": {}}  # by buckets there are no more
@@ -98,19 +99,15 @@ class State:
         if self._grad_scaler is not None:
             self._loss_scale = self._grad_scaler.get_scale()
             hooked.feedback.follow(self._loss_scale)
-        complete = torch.cuda.current_stream(buffer.device).record_event() if buffer.is_cuda else None
 
         def run() -> None:
-            if complete is not None:
-                complete.synchronize()
             hooked.wire.start_sum(self, buffer, hooked.pieces(buffer)).wait()
             buffer.div_(self.num_addends)
             if hooked.feedback.is_kept:
                 self._is_finite &= bool(buffer.isfinite().all())
-            if complete is not None:
-                torch.cuda.current_stream(buffer.device).synchronize()
 
-        return _future_of(self._line.submit(run), buffer)
+        beside = beside_computation(run, buffer.device) if buffer.is_cuda else run
+        return future_of(self._line.submit(beside), buffer)
 
     # -- what carries the sums (see `Carrier`) --------------------------------------------------------------------
 
@@ -155,20 +152,6 @@ class State:
         state = self._buckets.pop(key).feedback.state()
         for name, known in self._left.items():
             known.update(state[name])
-
-
-def _future_of(operation: Operation, result: Tensor) -> torch.futures.Future[Tensor]:
-    # Only an exception that a callback raises is one for C++, too; `set_exception` is a result like any other.
-    raw: torch.futures.Future[None] = torch.futures.Future()
-
-    def result_or_raise(_: object) -> Tensor:
-        if operation.error is not None:
-            raise operation.error
-        return result
-
-    future = raw.then(result_or_raise)
-    operation.when_done(lambda: raw.set_result(None))
-    return future
 
 
 # -- the hooks ----------------------------------------------------------------------------------------------------

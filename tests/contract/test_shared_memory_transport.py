@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from renkei.communicators import reduction
-from renkei.communicators.backends.shared_memory import transport
+from renkei.communicators.backends.shared_memory import mail, memory, transport
 from renkei.communicators.backends.shared_memory.memory import Memory
 from renkei.communicators.backends.shared_memory.transport import SharedMemoryTransport
 from renkei.communicators.summation import add_in_tree, widened
-from renkei.errors import DeadlineError, MismatchError, PeerLostError
+from renkei.errors import DeadlineError, MismatchError, PeerLostError, UsageError
 
 # Bytes of small messages, of a chunk and of all banks, so small that lengths go over all their edges.
 SMALL, CHUNK, BANKS = 256, 512, 4096
@@ -254,3 +255,30 @@ def test_a_rank_that_does_not_come_is_named_with_the_operation() -> None:
 
     texts = checked(on_ranks(3, run, timeout=0.2))
     assert any("waited 0.2 s in all_reduce for rank 2; look at" in str(text) for text in texts)
+
+
+def test_a_message_that_breaks_off_is_told_at_once() -> None:
+    def run(made: SharedMemoryTransport) -> None:
+        if made.rank == 1:
+            stream = made._mail._streams[0]
+            stream.sendall(mail._HEAD.pack(5, 10**7) + bytes(1000))
+            stream.close()
+            return
+        transfer = made.recv(torch.empty(10**7, dtype=torch.uint8), 1, 5)
+        transfer.wait(30.0)
+
+    begin = time.monotonic()
+    error = on_ranks(2, run)[0]
+    assert isinstance(error, PeerLostError)
+    assert "rank 0 lost rank 1 in recv" in str(error)
+    assert time.monotonic() - begin < 10
+
+
+def test_nothing_stays_open_where_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "available_memory", lambda: 0)
+    on_ranks(3, lambda made: None)
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for _ in range(3):
+        assert all(isinstance(error, UsageError) for error in on_ranks(3, lambda made: None))
+    gc.collect()
+    assert len(list(Path("/proc/self/fd").iterdir())) <= before

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import shutil
+import signal
 import subprocess
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
 _NETWORK = "10.77.0"
+_PATIENCE = 10.0  # seconds for what was ended to end
 _NUMBERS = itertools.count()  # so that one process can have several networks
 _SHARED_MEMORY = Path("/dev/shm")
 # What a host has of its own besides its network: a name, and shared memory, which doesn't reach other hosts.
@@ -54,6 +57,7 @@ class Hosts:
             stdout=output,
             stderr=output,
             text=True,
+            start_new_session=True,
         )
         self._started.append(process)
         return process
@@ -114,8 +118,11 @@ class Hosts:
 
     def _tear_down(self) -> None:
         for process in self._started:
-            process.kill()
-            process.communicate()
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # and what it has started, which would keep its output open
+        for process in self._started:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.communicate(timeout=_PATIENCE)
         for name in (*self.names, self._switch):
             subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
             folder = Path("/etc/netns") / name

@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 from contract.values import assert_same, numbers
 from mpi_checks.common import default_group, rank, reduced, size
 from renkei.communicators.backends.mpi.transport import MpiTransport
-from renkei.communicators.sequence import Transfer
+from renkei.communicators.work_queue import Transfer
 
 STEPS, BATCH, WIDTH = 4, 5, 211
 

@@ -28,7 +28,7 @@ def test_what_was_measured_is_used_and_said(tmp_path: Path) -> None:
     outcome = run(RENKEI, "launch", "-n", "2", str(script), cwd=tmp_path, RENKEI_TUNING=file)
     assert outcome.code == 0, outcome.err
     assert outcome.out.split() == [str(found["chunk_bytes"]), str(found["bucket_bytes"])]
-    assert f"{found['communicator']}, cpu, 1 threads a rank; as measured on {found['measured_on']}" in outcome.err
+    assert f"{found['communicator']}, cpu, 1 thread a rank; as measured on {found['measured_on']}" in outcome.err
 
     outcome = run(RENKEI, "launch", "-n", "3", str(script), cwd=tmp_path, RENKEI_TUNING=file)
     assert outcome.code == 0, outcome.err

@@ -86,4 +86,4 @@ def test_without_mpi4py_it_is_told_what_to_install(program: Path, tmp_path: Path
     ((code, output),) = results
     assert code == 2
     assert "no mpi4py here" in output
-    assert "pip install mpi4py mpich" in output
+    assert "pip install 'renkei[mpi]'" in output

@@ -26,6 +26,8 @@ if "large" in sys.argv: comm.allocate(2**45, torch.float32, comm.device)
 buffer, private = comm.allocate(300_007, torch.float32, comm.device), torch.zeros(100_003)
 """
 ADD = r"""
+if "fork" in sys.argv[1:] and os.fork() == 0: sys.exit()  # which runs what is to be done at exit
+if "fork" in sys.argv[1:]: os.wait()
 for number in range(10 if "end" in sys.argv else 10**9):
     for each in (buffer, private, private[:7]):
         each.fill_(comm.rank)
@@ -43,7 +45,13 @@ def start_ranks(num_ranks: int, how: str, folder: Path) -> list[subprocess.Popen
     with socket.create_server(("127.0.0.1", 0)) as unused:
         port = unused.getsockname()[1]
     job = {"WORLD_SIZE": str(num_ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "PIDS": str(folder)}
-    return [start(str(program), how, variables=job | {"RANK": str(rank)}) for rank in range(num_ranks)]
+    return [start(str(program), *how.split(), variables=job | {"RANK": str(rank)}) for rank in range(num_ranks)]
+
+
+def test_a_forked_child_that_ends_leaves_its_parents_connections_alone(tmp_path: Path) -> None:
+    for code, output in finish(start_ranks(2, "end fork", tmp_path)):
+        assert code == 0, output
+        assert "done" in output
 
 
 def test_more_ranks_than_cores_end_well(tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ def check_result(outcome: Outcome, cwd: Path, **expected: Any) -> Path:
     assert record["result"] == result
     check_ranks(record, result["world_size"])
     if result["world_size"] > 1:
-        assert f", {record['threads']} threads a rank\n" in outcome.err
+        assert f", {record['threads']} thread{'s' * (record['threads'] > 1)} a rank\n" in outcome.err
     for rank in range(result["world_size"]):
         check_lines(run_dir / f"rank-{rank}.jsonl", result)
     return run_dir

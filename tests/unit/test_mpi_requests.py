@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -164,16 +165,34 @@ def test_what_is_kept_for_ever_is_never_freed() -> None:
     assert reference() is not None
 
 
+def looked(own: Farewells) -> dict[int, int]:
+    """What a rank knows once the store has answered."""
+    own.look()
+    own._await_answer()
+    return dict(own.look())
+
+
 def test_who_has_left_is_known_with_the_number_of_its_collectives() -> None:
     with mock.patch.object(farewells, "_BETWEEN_LOOKS", 0.0):
         first, second, third = farewells_of(3)
-        assert first.look() == {}
+        assert looked(first) == {}
         third.leave(7)
-        assert first.look() == {2: 7}
+        assert looked(first) == {2: 7}
         second.leave(0)
-        assert first.look() == {1: 0, 2: 7}
+        assert looked(first) == {1: 0, 2: 7}
         third.leave(9)  # says nothing more
-        assert first.look() == {1: 0, 2: 7}
+        assert looked(first) == {1: 0, 2: 7}
+
+
+def test_a_store_that_does_not_answer_keeps_nobody() -> None:
+    first, _ = farewells_of(2)
+    first._store, answers = mock.Mock(), threading.Event()
+    first._store.add.side_effect = lambda *_: int(not answers.wait())
+    begin = time.monotonic()
+    assert first.look() == {}
+    first.leave(3)
+    assert time.monotonic() - begin < 5
+    answers.set()
 
 
 def test_a_store_that_has_gone_is_not_asked_again() -> None:
@@ -181,6 +200,6 @@ def test_a_store_that_has_gone_is_not_asked_again() -> None:
         first, _ = farewells_of(2)
         first._store = broken = mock.Mock()
         broken.add.side_effect = RuntimeError("Broken pipe")
-        assert first.look() == first.look() == {}
+        assert looked(first) == looked(first) == {}
         assert broken.add.call_count == 1
         first.leave(1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -19,6 +20,7 @@ from renkei.errors import DeadlineError, MismatchError, PeerLostError, RenkeiErr
 
 _EXCERPT = 300  # characters of a long call that are shown
 _NOT_FOR_USERS = re.compile(r"\[[^\]]*\.(cc|cpp|h):\d+\] ?|\.? *(This may indicate|GLHF).*")  # in Gloo's errors
+OWN_TAG = 2**15 - 1  # of messages within collectives; users have those below. MPI promises as many tags.
 _CPU = torch.device("cpu")
 
 
@@ -104,6 +106,7 @@ class Channel:
         self._backends: dict[str, Any] = {}
         self.rank, self.size = rank, size
         self._calls = 0
+        self._guard = threading.Lock()
         self._on_their_way: weakref.WeakSet[Pending] = weakref.WeakSet()
 
     @property
@@ -119,7 +122,9 @@ class Channel:
 
     def close(self) -> None:
         """Drop the connections, also if somebody still holds what was on its way, an exception's traceback say."""
-        for pending in list(self._on_their_way):
+        with self._guard:
+            on_their_way = list(self._on_their_way)
+        for pending in on_their_way:
             pending.abandon()
         group, self._group = self._group, None
         self._backends.clear()
@@ -283,7 +288,8 @@ class Channel:
             pending = Pending([operation()], rank=self.rank, doing=doing)
         except RuntimeError as error:  # some backends notice at once that a rank has gone
             raise translate(error, rank=self.rank, doing=doing) from None
-        self._on_their_way.add(pending)
+        with self._guard:
+            self._on_their_way.add(pending)
         return pending
 
 

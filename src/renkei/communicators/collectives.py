@@ -12,7 +12,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from renkei.communicators.channel import Channel
+from renkei.communicators.channel import OWN_TAG, Channel
 from renkei.communicators.headers import REDUCTIONS, problem_with
 from renkei.communicators.reduction import Reduction
 
@@ -108,13 +108,13 @@ def gather(channel: Channel, tensor: Tensor, root: int) -> tuple[Tensor, ...] | 
     shapes = _all_gather_shapes(channel, tensor, max(header.ndim for header in headers))
     if channel.rank != root:
         if tensor.numel():
-            channel.start_send(as_bytes(tensor), root, 0, "gather").wait()
+            channel.start_send(as_bytes(tensor), root, OWN_TAG, "gather").wait()
         return None
     results = [
         tensor.detach().clone() if rank == root else tensor.new_empty(shape) for rank, shape in enumerate(shapes)
     ]
     pending = [
-        channel.start_recv(as_bytes(result), rank, 0, f"gather from rank {rank}")
+        channel.start_recv(as_bytes(result), rank, OWN_TAG, f"gather from rank {rank}")
         for rank, result in enumerate(results)
         if rank != root and result.numel()
     ]
@@ -140,7 +140,7 @@ def scatter(channel: Channel, tensors: Sequence[Tensor] | None, root: int, devic
     channel.start_broadcast(described, root, "scatter's shapes").wait()
     if mine is not None:
         pending = [
-            channel.start_send(as_bytes(tensor), rank, 0, f"scatter to rank {rank}")
+            channel.start_send(as_bytes(tensor), rank, OWN_TAG, f"scatter to rank {rank}")
             for rank, tensor in enumerate(mine)
             if rank != root and tensor.numel()
         ]
@@ -149,7 +149,7 @@ def scatter(channel: Channel, tensors: Sequence[Tensor] | None, root: int, devic
         return mine[root].detach().clone()
     result = torch.empty(_shape_of(described[channel.rank]), dtype=dtype, device=device)
     if result.numel():
-        channel.start_recv(as_bytes(result), root, 0, "scatter").wait()
+        channel.start_recv(as_bytes(result), root, OWN_TAG, "scatter").wait()
     return result
 
 

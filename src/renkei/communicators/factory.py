@@ -115,10 +115,11 @@ def tuning_key(nodes: Sequence[Hashable], device: torch.device) -> str:
 def _say(comm: Communicator, job: Job, tuning: Tuning | None) -> None:
     if comm.rank == 0 and comm.size > 1:
         nodes = f"{comm.inter_size} node{'s' * (comm.inter_size > 1)}"
+        threads = torch.get_num_threads()
         tuned = f"; as measured on {tuning.measured_on}" if tuning else ""
         print(
             f"renkei: {comm.size} ranks on {nodes}, started by {job.launcher}; {comm.name}/{comm.options.backends}, "
-            f"{comm.device}, {torch.get_num_threads()} threads a rank{tuned}",
+            f"{comm.device}, {threads} thread{'s' * (threads > 1)} a rank{tuned}",
             file=sys.stderr,
             flush=True,
         )

@@ -15,6 +15,8 @@ from typing import Any
 import torch.distributed as dist
 
 from renkei.communicators.backends.mpi.library import load as load_mpi
+from renkei.communicators.backends.mpi.meeting import within
+from renkei.communicators.backends.mpi.rendezvous import agree_where
 from renkei.communicators.channel import translate
 from renkei.communicators.timeouts import milliseconds
 from renkei.errors import LaunchError
@@ -122,7 +124,7 @@ def _open_store(environment: LaunchEnvironment, timeout: float) -> dist.Store:
     is_ours = environment.launcher == "renkei"  # else it may be a job that a rank of ours has started
     listener = rendezvous.inherited_listener() if is_ours and environment.rank == 0 else None
     if environment.address is None:
-        environment, listener = _meet_over_mpi(environment)
+        environment, listener = _meet_over_mpi(environment, timeout)
     if environment.rank != 0:
         port, connection = rendezvous.join(environment, timeout)
         atexit.register(farewell.leave, connection, os.getpid())
@@ -170,7 +172,7 @@ def _connect(address: str | None, port: int | None, timeout: float) -> dist.Stor
     return dist.TCPStore(address, port, is_master=False, timeout=milliseconds(timeout), wait_for_workers=False)
 
 
-def _meet_over_mpi(environment: LaunchEnvironment) -> tuple[LaunchEnvironment, socket.socket | None]:
+def _meet_over_mpi(environment: LaunchEnvironment, timeout: float) -> tuple[LaunchEnvironment, socket.socket | None]:
     """Let rank 0 choose a port and MPI tell the others."""
     try:
         world = load_mpi().COMM_WORLD
@@ -184,10 +186,8 @@ def _meet_over_mpi(environment: LaunchEnvironment) -> tuple[LaunchEnvironment, s
             f"mpiexec says this is rank {environment.rank} of {environment.size}, mpi4py says {world.rank} of "
             f"{world.size}: they belong to different MPIs; use the mpiexec of the MPI that mpi4py loads"
         )
-    hosts = world.allgather(socket.gethostname())
-    address = "127.0.0.1" if len(set(hosts)) == 1 else hosts[0]
-    listener = rendezvous.open_listener(address, 0) if environment.rank == 0 else None
-    port = world.bcast(listener.getsockname()[1] if listener else None)
+    doing = f"rank {world.rank}: meeting the {world.size} ranks of MPI"
+    address, port, listener = within(timeout, lambda: agree_where(world), doing)
     return replace(environment, address=address, port=port), listener
 
 

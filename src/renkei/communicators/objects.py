@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from renkei.communicators.channel import Channel
+from renkei.communicators.channel import OWN_TAG, Channel
 from renkei.communicators.collectives import CHUNK, CPU, all_gather_bytes, broadcast_bytes, check_root
 from renkei.communicators.point_to_point import OBJECT, check_peer, recv_envelope, send_envelope
 from renkei.errors import UsageError
@@ -43,10 +43,11 @@ def gather_object(channel: Channel, obj: Any, root: int) -> list[Any] | None:
     data, problem = _dump(obj)
     headers = channel.agree("gather_object", [data], root=root, problem=check_root(channel, root) or problem)
     if channel.rank != root:
-        _send(channel, data, root, 0)
+        _send(channel, data, root, OWN_TAG)
         return None
     return [
-        obj if rank == root else _load(_recv(channel, rank, 0, header.numel)) for rank, header in enumerate(headers)
+        obj if rank == root else _load(_recv(channel, rank, OWN_TAG, header.numel))
+        for rank, header in enumerate(headers)
     ]
 
 
@@ -62,17 +63,17 @@ def scatter_object(channel: Channel, objs: Sequence[Any] | None, root: int) -> A
             problem = next((each for _, each in dumped if each), None)
     channel.agree("scatter_object", None, root=root, problem=problem)
     if channel.rank != root:
-        return recv_object(channel, root, 0)
+        return _recv_object(channel, root, OWN_TAG)
     for rank, (data, _) in enumerate(dumped):
         if rank != root:
-            _send_with_length(channel, data, rank, 0)
+            _send_with_length(channel, data, rank, OWN_TAG)
     assert objs is not None
     return objs[root]
 
 
 def send_object(channel: Channel, obj: Any, dest: int, tag: int) -> None:
     """Send an object to one rank, which calls `recv_object`."""
-    check_peer(channel, dest, "dest")
+    check_peer(channel, dest, "dest", tag)
     data, problem = _dump(obj)
     if problem:
         raise UsageError(f"rank {channel.rank}: send to rank {dest}: {problem}")
@@ -81,7 +82,11 @@ def send_object(channel: Channel, obj: Any, dest: int, tag: int) -> None:
 
 def recv_object(channel: Channel, source: int, tag: int) -> Any:
     """Receive what `source` sends with `send_object`."""
-    check_peer(channel, source, "source")
+    check_peer(channel, source, "source", tag)
+    return _recv_object(channel, source, tag)
+
+
+def _recv_object(channel: Channel, source: int, tag: int) -> Any:
     return _load(_recv(channel, source, tag, recv_envelope(channel, OBJECT, source, tag)))
 
 

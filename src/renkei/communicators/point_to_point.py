@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from renkei.communicators.channel import Channel
+from renkei.communicators.channel import OWN_TAG, Channel
 from renkei.communicators.collectives import CPU, as_bytes
 from renkei.communicators.headers import DTYPES, problem_with
 from renkei.errors import MismatchError, UsageError
@@ -19,7 +19,7 @@ _SENT_WITH = {TENSORS: "send", OBJECT: "send_object"}
 
 def send(channel: Channel, data: Tensor | Sequence[Tensor], dest: int, tag: int, device: torch.device) -> None:
     """Send one tensor, or several of any shapes and dtypes, from `device`, where the receiver will have them."""
-    check_peer(channel, dest, "dest")
+    check_peer(channel, dest, "dest", tag)
     doing = f"send to rank {dest}"
     tensors = [data] if isinstance(data, Tensor) else list(data)
     if problem := problem_with(tensors):
@@ -36,7 +36,7 @@ def send(channel: Channel, data: Tensor | Sequence[Tensor], dest: int, tag: int,
 
 def recv(channel: Channel, source: int, tag: int, device: torch.device) -> Tensor | tuple[Tensor, ...]:
     """Receive what `source` sends: a tensor if it sent one, a tuple if it sent a sequence, even of length 1."""
-    check_peer(channel, source, "source")
+    check_peer(channel, source, "source", tag)
     doing = f"recv from rank {source}"
     description = torch.empty(recv_envelope(channel, TENSORS, source, tag), dtype=torch.int64, device=CPU)
     channel.start_recv(description, source, tag, doing).wait()
@@ -70,8 +70,10 @@ def recv_envelope(channel: Channel, kind: int, source: int, tag: int) -> int:
     return length
 
 
-def check_peer(channel: Channel, peer: int, name: str) -> None:
-    """Raise `UsageError` unless `peer` is another rank."""
+def check_peer(channel: Channel, peer: int, name: str, tag: int) -> None:
+    """Raise `UsageError` unless `peer` is another rank, and the tag one that users may have."""
+    if not 0 <= tag < OWN_TAG:
+        raise UsageError(f"rank {channel.rank}: tag is {tag}, but tags go from 0 to {OWN_TAG - 1}")
     if not 0 <= peer < channel.size:
         raise UsageError(f"rank {channel.rank}: {name} is {peer}, but ranks go from 0 to {channel.size - 1}")
     if peer == channel.rank:

@@ -26,9 +26,10 @@ def reduce_in_chunks(
     """Fill all `results` with the reduction of `parts`, which may be among them, and are overwritten.
 
     Args:
-        chunk: bytes that are done at a time, so that what has been read is still in the cache when it is written.
+        chunk: bytes that are done at a time, so that what has been read is still in the cache when it is written; on a
+            GPU all are.
     """
-    length = max(1, chunk // parts[0].element_size())
+    length = max(1, parts[0].numel() if parts[0].is_cuda else chunk // parts[0].element_size())
     pieces = zip(*(each.split(length) for each in (*parts, *results)), strict=True)
     for piece in pieces:
         total = _reduce(piece[: len(parts)], reduction)

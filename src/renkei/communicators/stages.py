@@ -6,8 +6,11 @@ import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
+
 from renkei.communicators.channel import Pending
-from renkei.communicators.sequence import Sequence, Transfer
+from renkei.communicators.cuda_streams import beside_computation
+from renkei.communicators.work_queue import Transfer, WorkQueue
 
 
 @dataclass(frozen=True)
@@ -33,12 +36,14 @@ class Stages:
     _MESSAGES = 4  # that one sum may wait for, each up to the timeout, before its own wait gives up
 
     def __init__(self, name: str, timeout: float) -> None:
-        self._line = Sequence(name)
+        self._line = WorkQueue(name)
         self._timeout = self._MESSAGES * timeout
         self._end = weakref.finalize(self, self._line.close)  # its thread would go on when nobody refers to this
 
-    def start(self, run: Callable[[], object]) -> Pending:
-        """Begin a sum."""
+    def start(self, run: Callable[[], None], device: torch.device) -> Pending:
+        """Begin a sum of what is on such a device."""
+        if device.type == "cuda":
+            run = beside_computation(run, device)
         return Pending([_Staged(self._line.transfer(run), self._timeout)])
 
     def close(self) -> None:

@@ -146,11 +146,11 @@ class SumBySlices:
 
     def start(self, tensor: Tensor, doing: str) -> Pending:
         """Begin to replace a tensor by its sum over ranks."""
-        return self._stages.start(lambda: sum_by_slices(self._channel, tensor, doing))
+        return self._stages.start(lambda: sum_by_slices(self._channel, tensor, doing), tensor.device)
 
     def start_coded(self, tensor: Tensor, codec: Codec, owed: Tensor | None, doing: str) -> Pending:
         """Begin to replace a tensor by its sum over ranks, which travels coded."""
-        return self._stages.start(lambda: coded_sum(self._channel, tensor, codec, owed, doing))
+        return self._stages.start(lambda: coded_sum(self._channel, tensor, codec, owed, doing), tensor.device)
 
     def close(self) -> None:
         """End; what has not been done fails."""

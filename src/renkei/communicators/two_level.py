@@ -51,11 +51,11 @@ class TwoLevelCommunicator(Communicator):
     def start_sum(self, buffer: Tensor, pieces: Sequence[Tensor]) -> Pending:
         """Begin the three stages."""
         self._channel.check_open()
-        return self._stages.start(lambda: self._add(buffer))
+        return self._stages.start(lambda: self._add(buffer), buffer.device)
 
     def _start_coded_sum(self, buffer: Tensor, codec: Codec, owed: Tensor | None) -> Pending:
         """Begin the three stages, of which only the one between nodes is coded."""
-        return self._stages.start(lambda: self._add(buffer, codec, owed))
+        return self._stages.start(lambda: self._add(buffer, codec, owed), buffer.device)
 
     def _add(self, buffer: Tensor, codec: Codec | None = None, owed: Tensor | None = None) -> None:
         reduce_slices(self._within, buffer, self._num_slices, f"{self.name} sum within the node")

@@ -65,7 +65,7 @@ def draw_all_reduce(panels: Mapping[str, Sequence[AllReduceTime]], path: Path, *
     for axes in grid.flat[len(panels) :]:
         axes.set_visible(False)
     for axes in grid[:, 0]:
-        axes.set_ylabel("median time, ms")
+        axes.set_ylabel("median time and quartiles, ms")
     _add_legend(figure, lines)
     try:
         figure.savefig(path, dpi=150)
@@ -141,5 +141,5 @@ def _add_legend(figure: Figure, lines: Mapping[str, Mapping[str, Any]]) -> None:
     from matplotlib.lines import Line2D
 
     handles = [Line2D([], [], linewidth=1.8, **line) for line in lines.values()]
-    labels = ["copy: memory's limit" if name == COPY else name for name in lines]
+    labels = ["copy of as many bytes" if name == COPY else name for name in lines]
     figure.legend(handles, labels, loc="outside right center", frameon=False, fontsize=10)

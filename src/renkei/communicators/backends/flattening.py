@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -52,3 +53,12 @@ def split_sizes(whole: Tensor, rows: Sequence[int], num_ranks: int) -> list[int]
         return [num_bytes(whole) // num_ranks] * num_ranks
     row = num_bytes(whole) // max(1, whole.shape[0])
     return [count * row for count in rows]
+
+
+def tensors_in(nested: Any) -> Iterator[Tensor]:
+    """The tensors in a list of lists."""
+    if isinstance(nested, Tensor):
+        yield nested
+    else:
+        for each in nested:
+            yield from tensors_in(each)

@@ -5,6 +5,7 @@ Torch 2.13 renamed some methods; Python calls the new names and C++ and older Py
 
 from __future__ import annotations
 
+import os
 import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -22,13 +23,15 @@ from renkei.communicators.backends.flattening import (
     put_back,
     share_memory,
     split_sizes,
+    tensors_in,
 )
 from renkei.communicators.backends.transport import Transport
 from renkei.communicators.backends.work import TransportWork
+from renkei.communicators.cuda_streams import beside_computation
 from renkei.communicators.reduction import Reduction
-from renkei.communicators.sequence import Operation, Transfer
-from renkei.communicators.sequence import Sequence as Line
 from renkei.communicators.through_host import through_host
+from renkei.communicators.work_queue import Operation, Transfer, WorkQueue
+from renkei.errors import DeadlineError, afresh
 
 _REDUCTIONS: dict[Any, Reduction] = {
     dist.ReduceOp.SUM: "sum", dist.ReduceOp.AVG: "mean", dist.ReduceOp.PRODUCT: "product", dist.ReduceOp.MIN: "min",
@@ -50,9 +53,9 @@ class TransportGroup(dist.ProcessGroup):
         super().__init__(transport.rank, transport.size)  # type: ignore[call-arg] # not in torch's stubs
         self.transport = transport
         self.bytes_moved: Counter[str] = Counter()
-        self._line = Line(transport.name)
+        self._line = WorkQueue(transport.name)
         self._name, self._description = "", transport.name
-        self._shut_down = weakref.finalize(self, _shut_down, transport, self._line)
+        self._shut_down = weakref.finalize(self, _shut_down, transport, self._line, os.getpid())
 
     # -- what torch asks for by these names -----------------------------------------------------------------------
 
@@ -281,15 +284,17 @@ class TransportGroup(dist.ProcessGroup):
     def _submit(self, operation: str, inputs: Sequence[Tensor], result: Any, run: Callable[[], None]) -> dist.Work:
         moved = sum(map(num_bytes, inputs))
         self.bytes_moved[operation] += moved
-        on_gpu = next((tensor for tensor in inputs if tensor.is_cuda), None)
+        on_gpu = next((tensor for tensor in tensors_in([*inputs, result]) if tensor.is_cuda), None)
         if on_gpu is not None:
-            run = _after(torch.cuda.current_stream(on_gpu.device).record_event(), run)
+            run = beside_computation(run, on_gpu.device)
         transfer = self._line.transfer(run, hurry=moved > _SHORT, limit=self.transport.timeout)
         return TransportWork(transfer, self.transport.timeout, result)
 
     def _change(self, tensor: Tensor, act: Callable[[Tensor], None]) -> None:
         """Let the transport change a tensor's elements, where it can reach them."""
         flat = flatten(tensor, own=False, on_host=False)
+        if flat.is_cuda:  # a copy that was made of the tensor has been begun only
+            torch.cuda.current_stream(flat.device).synchronize()
         if flat.is_cuda and not self.transport.takes_gpu_memory:
             through_host(flat, act)
         else:
@@ -303,18 +308,12 @@ class TransportGroup(dist.ProcessGroup):
         return flatten(tensor, own=own, on_host=not self.transport.takes_gpu_memory)
 
 
-def _shut_down(transport: Transport, line: Line) -> None:
+def _shut_down(transport: Transport, line: WorkQueue, pid: int) -> None:
+    if os.getpid() != pid:  # a forked child, whose connections are its parent's
+        return
     transport.interrupt()
     line.close()
     transport.close()
-
-
-def _after(event: Any, run: Callable[[], None]) -> Callable[[], None]:
-    def then() -> None:
-        event.synchronize()
-        run()
-
-    return then
 
 
 def _followed_by(transfer: Transfer, then: Callable[[], None]) -> Transfer:
@@ -329,9 +328,10 @@ def _followed_by(transfer: Transfer, then: Callable[[], None]) -> Transfer:
 
     def wait(seconds: float) -> None:
         transfer.wait(seconds)
-        followed.await_end(seconds)
+        if not followed.await_end(seconds):
+            raise DeadlineError(f"timed out: what came was not in place after {seconds:g} s")
         if followed.error is not None:
-            raise followed.error
+            raise afresh(followed.error)
 
     transfer.operation.when_done(follow)
     return transfer._replace(operation=followed, wait=wait)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from renkei.communicators.reduction import Reduction
-from renkei.communicators.sequence import Transfer
+from renkei.communicators.work_queue import Transfer
 
 
 class Transport(ABC):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from renkei.communicators.sequence import Transfer
+from renkei.communicators.work_queue import Operation, Transfer
 
 
 class TransportWork(dist.Work):
@@ -48,10 +49,7 @@ class TransportWork(dist.Work):
     def get_future(self) -> torch.futures.Future[Any]:
         """A future with the result. Made only when asked for, since most work is just waited for."""
         if self._future is None:
-            # Only an exception raised by a callback is one for C++, too; `set_exception` is a result like any other.
-            raw: torch.futures.Future[Any] = torch.futures.Future()
-            self._future = raw.then(self._value_or_raise)
-            self._transfer.operation.when_done(lambda: raw.set_result(None))
+            self._future = future_of(self._transfer.operation, self._result)
             self._transfer.hurry()  # who waits for a future can't help
         return self._future
 
@@ -60,7 +58,24 @@ class TransportWork(dist.Work):
         assert self._transfer.source is not None
         return self._transfer.source()
 
-    def _value_or_raise(self, _: object) -> Any:
-        if self._transfer.operation.error is not None:
-            raise self._transfer.operation.error
-        return self._result
+
+def future_of(operation: Operation, result: Any) -> torch.futures.Future[Any]:
+    """A future of torch that has `result` when an operation is done, or what it failed with.
+
+    What waits for the future is called back on a thread of its own: it may wait for further operations, which those
+    that do them could then not do.
+    """
+    raw: torch.futures.Future[Any] = torch.futures.Future()
+
+    def result_or_raise(_: object) -> Any:
+        if operation.error is not None:
+            raise operation.error
+        return result
+
+    def complete() -> None:
+        threading.Thread(target=raw.set_result, args=(None,), name="renkei future", daemon=True).start()
+
+    # Only an exception raised by a callback is one for C++, too; `set_exception` is a result like any other.
+    future = raw.then(result_or_raise)
+    operation.when_done(complete)
+    return future

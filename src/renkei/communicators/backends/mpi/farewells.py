@@ -11,6 +11,7 @@ from typing import Any, cast
 import torch.distributed as dist
 
 _BETWEEN_LOOKS = 0.5  # seconds
+_PATIENCE = 1.0  # seconds for the store to take a farewell
 _connections: dict[tuple[int, str, int], dist.Store] = {}
 _connecting = threading.Lock()
 
@@ -26,25 +27,24 @@ class Farewells:
     def __init__(self, store: dist.Store, name: str, rank: int, size: int) -> None:
         self._store: Any = dist.PrefixStore(f"farewells/{name}", _connect(store))
         self._rank, self._size = rank, size
-        self._guard = threading.Lock()
+        self._asking = threading.Thread()  # a store may take for ever to answer, which no wait may
         self._last_look = 0.0
         self._num_left = 0
         self._left: dict[int, int] = {}
 
     def leave(self, num_collectives: int) -> None:
         """Tell the others that this rank has left after so many collectives."""
-        with self._guard:
-            self._ask(lambda store: (store.set(f"left/{self._rank}", str(num_collectives)), store.add("left", 1)))
-            self._store = None
+        self._await_answer()
+        self._ask(lambda store: (store.set(f"left/{self._rank}", str(num_collectives)), store.add("left", 1)))
+        self._await_answer()
+        self._store = None
 
     def look(self) -> Mapping[int, int]:
-        """The other ranks that have left, and after how many collectives; asks the store now and then."""
-        if time.monotonic() - self._last_look > _BETWEEN_LOOKS and self._guard.acquire(blocking=False):
-            try:
-                self._last_look = time.monotonic()
-                self._ask(self._update)
-            finally:
-                self._guard.release()
+        """The other ranks that are known to have left, and after how many collectives; the store is asked meanwhile."""
+        now = time.monotonic()
+        if now - self._last_look > _BETWEEN_LOOKS and not self._asking.is_alive():
+            self._last_look = now
+            self._ask(self._update)
         return self._left
 
     def _update(self, store: Any) -> None:
@@ -56,12 +56,23 @@ class Farewells:
             self._num_left = num_left
 
     def _ask(self, question: Callable[[Any], object]) -> None:
+        """Begin to ask the store."""
         if self._store is not None:
-            try:
-                question(self._store)
-            except RuntimeError:  # who holds the store has ended, so nothing is to be learnt any more
-                self._store = None
-                _connections.clear()
+            self._asking = threading.Thread(
+                target=self._put, args=(question, self._store), name="renkei farewells", daemon=True
+            )
+            self._asking.start()
+
+    def _await_answer(self) -> None:
+        if self._asking.is_alive():
+            self._asking.join(_PATIENCE)
+
+    def _put(self, question: Callable[[Any], object], store: Any) -> None:
+        try:
+            question(store)
+        except RuntimeError:  # who holds the store has ended, so nothing is to be learnt any more
+            self._store = None
+            _connections.clear()
 
 
 def _connect(store: dist.Store) -> dist.Store:

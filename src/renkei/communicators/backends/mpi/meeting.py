@@ -13,9 +13,9 @@ import torch.distributed as dist
 
 from renkei.communicators.backends.mpi.library import find_problem, load
 from renkei.communicators.channel import translate
-from renkei.communicators.sequence import Operation
 from renkei.communicators.timeouts import milliseconds
-from renkei.errors import DeadlineError, LaunchError
+from renkei.communicators.work_queue import Operation
+from renkei.errors import DeadlineError, LaunchError, afresh
 
 _TAGS = 32768  # as many as every MPI has
 
@@ -101,5 +101,5 @@ def within(seconds: float, make: Callable[[], Any], doing: str) -> Any:
     if not operation.await_end(seconds):
         raise DeadlineError(f"{doing}: timed out after {seconds:g} s; do all ranks get there?")
     if operation.error is not None:
-        raise operation.error
+        raise afresh(operation.error)
     return made[0]

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from renkei.communicators.backends.mpi.memory import Memory
 from renkei.communicators.backends.mpi.requests import Request, Requests
-from renkei.communicators.sequence import Transfer
+from renkei.communicators.work_queue import Transfer
 from renkei.errors import MismatchError
 
 

@@ -39,8 +39,8 @@ def rendezvous(url: str, timeout: timedelta = _TIMEOUT, **_: Any) -> Iterator[tu
     check_world(mpi)
     world = mpi.COMM_WORLD
     seconds = timeout.total_seconds()
-    comm, address, port, listener = within(
-        seconds, lambda: _agree_where(world), f"rank {world.rank}: meeting the {world.size} ranks of MPI"
+    comm, (address, port, listener) = within(
+        seconds, lambda: (world.Dup(), agree_where(world)), f"rank {world.rank}: meeting the {world.size} ranks of MPI"
     )
     store = dist.TCPStore(
         address,
@@ -55,9 +55,12 @@ def rendezvous(url: str, timeout: timedelta = _TIMEOUT, **_: Any) -> Iterator[tu
     yield store, world.rank, world.size
 
 
-def _agree_where(world: Any) -> tuple[Any, str, int, socket.socket | None]:
-    """An MPI communicator for the farewell, where the store is, and on rank 0 the socket for it."""
-    comm = world.Dup()
+def agree_where(comm: Any) -> tuple[str, int, socket.socket | None]:
+    """Where rank 0 is to be met, and on rank 0 the socket for that; a collective operation of an MPI communicator.
+
+    Raises:
+        LaunchError: rank 0 can't listen; raised on all.
+    """
     hosts = comm.allgather(socket.gethostname())
     address = "127.0.0.1" if len(set(hosts)) == 1 else hosts[0]
     listener, said = None, None
@@ -70,7 +73,7 @@ def _agree_where(world: Any) -> tuple[Any, str, int, socket.socket | None]:
     said = comm.bcast(said)
     if isinstance(said, str):
         raise LaunchError(said)
-    return comm, address, said, listener
+    return address, said, listener
 
 
 def _leave(mpi: Any, comm: Any, pid: int, _: dist.Store) -> None:

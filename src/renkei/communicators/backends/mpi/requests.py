@@ -12,8 +12,8 @@ from typing import Any
 from renkei.communicators.backends.mpi.farewells import Farewells
 from renkei.communicators.backends.mpi.library import translate
 from renkei.communicators.backends.mpi.pace import ALONE, EAGER, EAGER_BESIDE, LONG_NAP, NAP, Pace, give_way
-from renkei.communicators.sequence import Operation
-from renkei.errors import DeadlineError, PeerLostError, RenkeiError
+from renkei.communicators.work_queue import Operation
+from renkei.errors import DeadlineError, PeerLostError, RenkeiError, afresh
 
 _QUIET = 1.0  # seconds in which nothing was begun nor moved until the thread's naps are long, or it sleeps
 _GRACE = 0.3  # seconds in which what a rank sent before it left still comes
@@ -74,7 +74,7 @@ class Requests:
         """Raise again what a collective has failed with."""
         if self._failed is not None:
             assert self._failed.error is not None
-            raise type(self._failed.error)(*self._failed.error.args)
+            raise afresh(self._failed.error)
 
     def list_collectives(self) -> list[Request]:
         """Those that aren't done, and the first that has failed."""
@@ -159,7 +159,7 @@ class Request(Operation):
         finally:
             self.is_awaited = False
         if self.error is not None:
-            raise self.error
+            raise afresh(self.error)
 
     def look(self, now: float) -> float:
         """Move it along for somebody who doesn't wait; tells how many seconds of computing MPI took for that."""

@@ -23,7 +23,7 @@ from renkei.communicators.backends.mpi.requests import Request, Requests, nothin
 from renkei.communicators.backends.transport import Transport
 from renkei.communicators.computable import halves
 from renkei.communicators.reduction import Reduction, reduce_in_chunks
-from renkei.communicators.sequence import Transfer
+from renkei.communicators.work_queue import Transfer
 from renkei.errors import MismatchError, RenkeiError, UsageError
 
 _PATIENCE = 1.0  # seconds

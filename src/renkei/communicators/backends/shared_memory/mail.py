@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from renkei.communicators.backends.shared_memory.mesh import Mesh
-from renkei.communicators.sequence import Operation, Sequence, Transfer
-from renkei.errors import DeadlineError, MismatchError, PeerLostError, RenkeiError
+from renkei.communicators.work_queue import Operation, Transfer, WorkQueue
+from renkei.errors import DeadlineError, MismatchError, PeerLostError, RenkeiError, afresh
 
 _HEAD = struct.Struct("<qq")  # tag, number of bytes
 
@@ -42,8 +42,8 @@ class _Kept:
 class Mail:
     """Sends in order, to each rank on its own; keeps what comes until somebody asks for it by its tag."""
 
-    def __init__(self, mesh: Mesh, timeout: float) -> None:
-        self._rank, self._timeout = mesh.rank, timeout
+    def __init__(self, mesh: Mesh) -> None:
+        self._rank = mesh.rank
         self._streams: dict[int, socket.socket] = {}
         for other in mesh.peers:
             if other > mesh.rank:
@@ -55,7 +55,7 @@ class Mail:
                 own = socket.socket(fileno=descriptor)
             own.settimeout(None)
             self._streams[other] = own
-        self._outgoing = {other: Sequence(f"mail to rank {other}") for other in self._streams}
+        self._outgoing = {other: WorkQueue(f"mail to rank {other}") for other in self._streams}
         self._guard = threading.Lock()
         self._expected: deque[_Expected] = deque()
         self._kept: deque[_Kept] = deque()
@@ -71,8 +71,8 @@ class Mail:
         """Begin to receive bytes."""
         operation = Operation(lambda: None)
         expected = _Expected(data, source, tag, operation)
-        self._start_readers()
         with self._guard:
+            self._start_readers()
             kept = next((each for each in self._kept if _fits(expected, each.source, each.tag)), None)
             if kept is not None:
                 self._kept.remove(kept)
@@ -88,7 +88,7 @@ class Mail:
             if not operation.await_end(seconds):
                 raise DeadlineError(f"rank {self._rank} waited {seconds:g} s for a message from {who}")
             if operation.error is not None:
-                raise operation.error
+                raise afresh(operation.error)
 
         return Transfer(operation, wait, source=lambda: expected.came_from)
 
@@ -132,8 +132,10 @@ class Mail:
 
     def _read(self, source: int) -> None:
         stream = self._streams[source]
+        expected: _Expected | None = None
         try:
             while True:
+                expected = None
                 tag, num_bytes = _HEAD.unpack(
                     _read_exactly(stream, torch.empty(_HEAD.size, dtype=torch.uint8, device="cpu"))
                 )
@@ -152,8 +154,8 @@ class Mail:
                     self._deliver(expected, source, data)
                 else:
                     self._keep(source, tag, data)
-        except OSError as error:
-            self._end(source, str(error) or type(error).__name__)
+        except Exception as error:  # the stream has ended, or there is no memory for what comes
+            self._end(source, str(error) or type(error).__name__, expected)
 
     def _keep(self, source: int, tag: int, data: Tensor) -> None:
         """Keep a message nobody waited for when it began to come, unless somebody does by now."""
@@ -178,25 +180,27 @@ class Mail:
         expected.came_from = source
         expected.operation.perform()
 
-    def _end(self, source: int, reason: str) -> None:
-        """Nothing comes from a rank any more: whoever waits for it is told."""
+    def _end(self, source: int, reason: str, begun: _Expected | None) -> None:
+        """Nothing comes from a rank any more: whoever waits for it is told, and whoever had got the beginning."""
         with self._guard:
             self._ended[source] = reason
-            hopeless = [each for each in self._expected if self._lost(each.source)]
-            for each in hopeless:
-                self._expected.remove(each)
-        for each in hopeless:
-            error = self._lost(each.source)
-            assert error is not None
-            each.operation.fail(error)
+            hopeless = {each: self._lost(each.source) for each in self._expected}
+            self._expected = deque(each for each, lost in hopeless.items() if lost is None)
+        for each, lost in hopeless.items():
+            if lost is not None:
+                each.operation.fail(lost)
+        if begun is not None and not begun.operation.is_done:
+            begun.operation.fail(self._lost_error(source))
 
     def _lost(self, source: int | None) -> RenkeiError | None:
         """The error of waiting for a rank that has ended, or for any when all have."""
         others = self._streams if source is None else [source]
-        if not all(other in self._ended for other in others):
-            return None
+        return self._lost_error(source) if all(other in self._ended for other in others) else None
+
+    def _lost_error(self, source: int | None) -> RenkeiError:
         who = "all other ranks" if source is None else f"rank {source}"
-        return PeerLostError(f"rank {self._rank} lost {who} in recv: connection ended; it failed or left: see its log")
+        why = "connections ended" if source is None else self._ended[source]
+        return PeerLostError(f"rank {self._rank} lost {who} in recv: {why}; it failed or left: see its log")
 
 
 def _fits(expected: _Expected, source: int, tag: int) -> bool:

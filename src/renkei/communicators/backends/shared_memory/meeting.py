@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from renkei.communicators.backends.shared_memory.mesh import Mesh
-from renkei.errors import DeadlineError, PeerLostError
+from renkei.errors import DeadlineError, PeerLostError, afresh
 
 _PATIENCE = 50e-6  # seconds
 
@@ -60,7 +60,7 @@ class Meeting:
             DeadlineError: some have not come in time.
         """
         if self._trouble is not None:
-            raise self._trouble
+            raise afresh(self._trouble)
         self._number += 1
         if self._arrivals:
             self._arrivals[self._mesh.rank][0] = self._number
@@ -73,7 +73,7 @@ class Meeting:
             while missing > 0:
                 missing -= self._more(doing, deadline)
         except Exception as error:
-            self._trouble = error
+            self._trouble = afresh(error)
             raise
         self._surplus = -missing
 

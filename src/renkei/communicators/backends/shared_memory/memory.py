@@ -8,7 +8,6 @@ import fcntl
 import mmap
 import os
 import weakref
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -16,6 +15,7 @@ from torch import Tensor
 
 from renkei.communicators.backends.shared_memory.mesh import Mesh
 from renkei.errors import UsageError
+from renkei.machine import available_memory
 
 _PAGE = mmap.PAGESIZE
 _FINE = b"fine"
@@ -101,25 +101,30 @@ class Memory:
         """An open file that all ranks have, in which each has reserved its part."""
         rank, size = self._mesh.rank, self._mesh.size
         descriptor, problem = -1, _FINE
-        if rank == 0:
-            try:
-                descriptor = _create(size * part_size)
-            except OSError as error:
-                problem = _too_small(rank, size, part_size, error)
-            for other in range(1, size):
-                self._mesh.send(other, problem, [descriptor] if problem == _FINE else [])
-        else:
-            problem, descriptors = self._mesh.recv(0, 1)
-            descriptor = descriptors[0] if descriptors else -1
-        if problem == _FINE:
-            try:  # now, for writing to memory that there isn't would end the process
-                os.posix_fallocate(descriptor, rank * part_size, part_size)
-            except OSError as error:
-                problem = _too_small(rank, size, part_size, error)
-        self._agree(problem, descriptor)
+        try:
+            if rank == 0:
+                try:
+                    descriptor = _create(size * part_size)
+                except OSError as error:
+                    problem = _too_small(rank, size, part_size, error)
+                for other in range(1, size):
+                    self._mesh.send(other, problem, [descriptor] if problem == _FINE else [])
+            else:
+                problem, descriptors = self._mesh.recv(0, 1)
+                descriptor = descriptors[0] if descriptors else -1
+            if problem == _FINE:
+                try:  # now, for writing to memory that there isn't would end the process
+                    os.posix_fallocate(descriptor, rank * part_size, part_size)
+                except OSError as error:
+                    problem = _too_small(rank, size, part_size, error)
+            self._agree(problem)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
+            raise
         return descriptor
 
-    def _agree(self, problem: bytes, descriptor: int) -> None:
+    def _agree(self, problem: bytes) -> None:
         """Raise on all ranks if one has a problem."""
         mesh = self._mesh
         if mesh.rank != 0:
@@ -131,8 +136,6 @@ class Memory:
             for other in range(1, mesh.size):
                 mesh.send(other, problem, [])
         if problem != _FINE:
-            with contextlib.suppress(OSError):
-                os.close(descriptor)
             raise UsageError(problem.decode())
 
 
@@ -142,7 +145,7 @@ def _in_pages(num_bytes: int) -> int:
 
 
 def _create(num_bytes: int) -> int:
-    if num_bytes > _available():  # asked for nevertheless, the kernel would end some process to find it
+    if num_bytes > available_memory():  # asked for nevertheless, the kernel would end some process to find it
         raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
     descriptor = os.memfd_create("renkei", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
@@ -152,17 +155,6 @@ def _create(num_bytes: int) -> int:
         raise
     fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
     return descriptor
-
-
-def _available() -> float:
-    """Bytes of memory that are free or can be made so, in this host and in this container."""
-    (line,) = (line for line in Path("/proc/meminfo").read_text().splitlines() if line.startswith("MemAvailable:"))
-    in_host = int(line.split()[1]) * 1024
-    group = Path("/sys/fs/cgroup")
-    try:
-        return min(in_host, int((group / "memory.max").read_text()) - int((group / "memory.current").read_text()))
-    except (OSError, ValueError):  # there is no limit
-        return in_host
 
 
 def _too_small(rank: int, num_ranks: int, part_size: int, error: OSError) -> bytes:

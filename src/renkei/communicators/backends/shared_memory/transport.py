@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 
 import torch
@@ -17,8 +18,8 @@ from renkei.communicators.backends.shared_memory.mesh import Mesh
 from renkei.communicators.backends.transport import Transport
 from renkei.communicators.computable import as_signed, check_defined, halves, swap_order
 from renkei.communicators.reduction import CHUNK, Reduction, reduce_in_chunks, reduce_to
-from renkei.communicators.sequence import Transfer
 from renkei.communicators.summation import slices
+from renkei.communicators.work_queue import Transfer
 from renkei.errors import MismatchError
 
 BANKS = 2**23  # bytes that all ranks together exchange at a time; they fit into the cache that processors share
@@ -41,9 +42,18 @@ class SharedMemoryTransport(Transport):
         self.rank, self.size, self.timeout = rank, size, timeout
         self._chunk = chunk
         self._mesh = Mesh(store, rank=rank, size=size, timeout=timeout)
-        self._meeting = Meeting(self._mesh, timeout)
+        with contextlib.ExitStack() as undo:  # what was opened, should the rest fail
+            undo.callback(self._mesh.close)
+            self._meeting = Meeting(self._mesh, timeout)
+            undo.callback(self._meeting.close)
+            self._mail = Mail(self._mesh)
+            undo.callback(self._mail.close)
+            self._share_memory()
+            undo.pop_all()
+
+    def _share_memory(self) -> None:
+        size = self.size
         self._memory = Memory(self._mesh)
-        self._mail = Mail(self._mesh, timeout)
         self._bank = max(1, BANKS // size // 2**12) * 2**12
         self._lay_out(self._memory.make(_COUNT + 2 * (NOTE_SIZE + 16 * size + self._bank)).parts)
         self._lane = self._bank // size // 64 * 64  # a rank's part of a bank, in bytes

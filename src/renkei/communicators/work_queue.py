@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
-from renkei.errors import DeadlineError, RenkeiError, UsageError
+from renkei.errors import DeadlineError, RenkeiError, UsageError, afresh
 
 _PATIENCE = 1.0  # seconds for what is being done to come to its end, when a line is closed or a deadline has passed
 _BETWEEN_LOOKS = 0.005  # seconds
@@ -86,7 +86,7 @@ class Transfer(NamedTuple):
     source: Callable[[], int] | None = None
 
 
-class Sequence:
+class WorkQueue:
     """A line of operations, done by a thread of its own or by whoever waits for one, if that comes first.
 
     Waking a thread takes longer than a short message does. So a thread that is not to be woken (`hurry`) looks by
@@ -151,7 +151,7 @@ class Sequence:
             elif not operation.await_end(deadline - time.monotonic()):
                 raise DeadlineError(f"timed out: {self._name} was not done after {seconds:g} s")
         if operation.error is not None:
-            raise operation.error
+            raise afresh(operation.error)
 
     def ring(self) -> None:
         """Wake the thread."""
@@ -173,7 +173,7 @@ class Sequence:
     def _work(self) -> None:
         quiet = seen = 0
         while not self._is_closed:
-            quiet = quiet + 1 if self._num_submitted == seen else 0
+            quiet = quiet + 1 if self._num_submitted == seen and not self._line else 0
             seen = self._num_submitted
             if self._line and self._turn.acquire(blocking=False):
                 self._take_turn(None)
