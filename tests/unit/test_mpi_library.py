@@ -86,7 +86,7 @@ def test_another_mpi_under_open_mpi_is_told_before_it_begins() -> None:
 def test_no_mpi4py_and_an_mpi_that_has_ended_are_told() -> None:
     with (
         mock.patch.dict(sys.modules, {"mpi4py": None}),
-        pytest.raises(LaunchError, match="pip install .renkei.mpi"),
+        pytest.raises(LaunchError, match=r"pip install .renkei.mpi"),
     ):
         library.load()
     ended = SimpleNamespace(Is_finalized=lambda: True)
