@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 from torch.nn import Parameter
 
 from renkei.errors import GradientError, UsageError
@@ -29,6 +30,7 @@ class Exchange:
 
     Attributes:
         is_open: whether one has begun and not ended.
+        loss_scale: what the loss of the last one was multiplied by, if that changes.
         packed: by parameter, whether its gradient is in its bucket.
         waited: seconds spent so far waiting for sums that had not come when they were needed.
         feedback: what has been lost on the way and is still to be given.
@@ -52,12 +54,19 @@ class Exchange:
         self._works: list[Work] = []
         self._expect_weight(carrier.num_addends)
         self.is_open = False
+        self.loss_scale: float | None = None
         self.packed = [False] * len(parameters)
         self.waited = 0.0
 
-    def begin(self, ballot: Ballot) -> None:
-        """Open the next exchange. What `ballot` says of parameters and of giving up is corrected before it is sent."""
-        self.is_open = True
+    def begin(self, ballot: Ballot, loss_scale: float | None = None) -> None:
+        """Open the next exchange. What `ballot` says of parameters and of giving up is corrected before it is sent.
+
+        Args:
+            loss_scale: what the loss is multiplied by, if that changes.
+        """
+        self.is_open, self.loss_scale = True, loss_scale
+        if loss_scale is not None:
+            self.feedback.follow(loss_scale)
         self.packed = [False] * len(self._parameters)
         self._vote(ballot)
 
@@ -90,7 +99,7 @@ class Exchange:
             self.launch(bucket)
 
     def receive(self) -> Tally:
-        """Await the sums and let each ``.grad`` be the mean over ranks.
+        """Await the sums and let what the buckets hold be the mean over ranks.
 
         Raises:
             GradientError, UsageError: on every rank, if there is no mean because ranks were not doing the same.
@@ -99,14 +108,21 @@ class Exchange:
         tally = Tally.decode(total, self._carrier.num_addends)
         if total != self._if_unanimous:
             self._check(tally)
-            for at, is_packed in enumerate(self.packed):
-                if tally.counts[at] and not is_packed:
-                    self._flat.hand_out(at)
         if tally.weight not in (0, self._expected_weight):
             self._flat.scale(self._expected_weight / tally.weight)
             self.feedback.reweigh(self._expected_weight / tally.weight)
             self._expect_weight(tally.weight)
         return tally
+
+    def hand_out(self, tally: Tally) -> None:
+        """Let each ``.grad`` be the mean, those of parameters too that this rank had no gradient for."""
+        for at, is_packed in enumerate(self.packed):
+            if tally.counts[at] and not is_packed:
+                self._flat.hand_out(at)
+
+    def means(self, tally: Tally) -> list[Tensor | None]:
+        """By parameter, a view of its mean; None for one that no rank had a gradient for."""
+        return [self._flat.view(at) if count else None for at, count in enumerate(tally.counts)]
 
     def give_up(self) -> None:
         """Let the others' exchange end, and let them know that this rank's gradients are missing from it."""

@@ -65,7 +65,11 @@ class FlatGradients:
 
         It is a new view each time, for ``module.half()`` and the like re-point the data of whatever tensor it is.
         """
-        self._parameters[at].grad = self._places[at].detach()
+        self._parameters[at].grad = self.view(at)
+
+    def view(self, at: int) -> Tensor:
+        """A new view of a gradient's place."""
+        return self._places[at].detach()
 
     def scale(self, factor: float) -> None:
         """Multiply all gradients in the buffers."""

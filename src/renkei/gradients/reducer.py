@@ -21,13 +21,13 @@ from renkei.errors import GradientError, UsageError
 from renkei.gradients.backward_pass import Endings, carried, carrying, when_it_ends
 from renkei.gradients.ballot import HEADER, Ballot
 from renkei.gradients.buckets import BucketSizes, plan_buckets
-from renkei.gradients.compression.feedback import Feedback
 from renkei.gradients.compression.formats import Fp32, WireFormat
 from renkei.gradients.compression.wire import Carrier
 from renkei.gradients.exchange import Exchange
 from renkei.gradients.flat import size_of
 from renkei.gradients.readiness import Habits, LateGradientError, Learning, Readiness
 from renkei.gradients.step import Backward, Step
+from renkei.gradients.turns import Turns
 
 
 def _announce(reducer: weakref.ref[Reducer], at: int, parameter: Tensor) -> None:
@@ -50,6 +50,7 @@ class Reducer:
         before_plain: called before the first gradient of an exchange whose loss carries no weight.
         wire_format: how the buckets travel.
         loss_scale: tells what losses are multiplied by now, if that changes.
+        is_late: see `Turns`.
 
     Attributes:
         accumulating: whether gradients stay on this rank for now.
@@ -68,6 +69,7 @@ class Reducer:
         before_plain: Callable[[], None] = lambda: None,
         wire_format: WireFormat | None = None,
         loss_scale: Callable[[], float] | None = None,
+        is_late: bool = False,
     ) -> None:
         wire_format = wire_format or Fp32()
         self._parameters, self._names = list(parameters), list(names)
@@ -81,7 +83,11 @@ class Reducer:
             limits=limits,
         )
         self.habits = habits
-        self._exchange = Exchange(self._parameters, self._names, self.plan, carrier, wire_format)
+        self.turns = Turns(
+            self._parameters,
+            lambda: Exchange(self._parameters, self._names, self.plan, carrier, wire_format),
+            is_late=is_late,
+        )
         self._loss_scale = loss_scale
         self._readiness: Readiness | Learning = (
             Readiness([bucket.parameters for bucket in self.plan], habits.expected)
@@ -112,14 +118,14 @@ class Reducer:
             self._exchange.give_up()
         if isinstance(self._readiness, Learning) and not self.has_learnt:
             self._readiness = Learning(len(self._parameters))
-        self.feedback.forget()
+        self.turns.forget()
         self._step = Step()
         self._place += 1
         self._is_armed = True
 
     def disarm(self) -> None:
         """The step was made: gradients that come from now on belong to somebody else's loss (a GAN's other half)."""
-        self.feedback.settle()
+        self.turns.settle()
         self._place += 7
         self._is_armed = False
 
@@ -134,14 +140,13 @@ class Reducer:
         return 1.0 if self._step.weight is None else self._step.weight
 
     @property
-    def feedback(self) -> Feedback:
-        """What has been lost on the way."""
-        return self._exchange.feedback
+    def _exchange(self) -> Exchange:
+        return self.turns.current
 
     @property
     def waited(self) -> float:
         """Seconds spent so far waiting for sums that had not come when they were needed."""
-        return self._exchange.waited
+        return self.turns.waited
 
     def learnt(self) -> Habits:
         """How gradients have come on this rank."""
@@ -162,13 +167,14 @@ class Reducer:
         self._exchange.begin(self._ballot(exchange=why, weight=0.0, heard=False))
         self._exchange.send_rest()
         self._exchange.receive()
+        self.turns.forget()
 
     def take_over(self, other: Reducer) -> None:
         """Go on where `other` was, with the same or other parameters."""
         self._step, self._is_armed, self.accumulating = other._step, other._is_armed, other.accumulating
         self._has_told_of_waste = other._has_told_of_waste
         numbers = {parameter: at for at, parameter in enumerate(self._parameters)}
-        self.feedback.restore(other.feedback.state(), [numbers.get(parameter) for parameter in other._parameters])
+        self.turns.restore(other.turns.state(), [numbers.get(parameter) for parameter in other._parameters])
 
     @contextmanager
     def backward_of(self, weight: float | None) -> Iterator[None]:
@@ -278,9 +284,8 @@ class Reducer:
         self._step.num_exchanges += 1
         self._endings.restart()
         self._readiness.restart()
-        if self._loss_scale is not None:
-            self.feedback.follow(self._loss_scale())
-        self._exchange.begin(self._ballot(exchange=self._step.num_exchanges, weight=self._step.weight, heard=heard))
+        ballot = self._ballot(exchange=self._step.num_exchanges, weight=self._step.weight, heard=heard)
+        self._exchange.begin(ballot, None if self._loss_scale is None else self._loss_scale())
 
     def _ballot(self, *, exchange: int, weight: float | None, heard: bool) -> Ballot:
         """What is most likely: made at the start, when time isn't short."""
@@ -303,12 +308,17 @@ class Reducer:
         self._exchange.send_rest()
 
     def _receive(self) -> None:
-        tally = self._exchange.receive()
+        tally = self.turns.finish()
         self._step.is_exchanged = True
-        if isinstance(self._readiness, Learning) and tally.num_heard:
+        if isinstance(self._readiness, Learning) and tally is not None and tally.num_heard:
             self.has_learnt = True
 
     def _exchange_again(self) -> None:
+        if self.turns.is_late:
+            raise UsageError(
+                "a second backward pass in one step can't be exchanged with double_buffering, for .grad holds the step "
+                "before's mean; run all but the last inside `with optimizer.accumulate():`"
+            )
         self._step.is_exchanged = False
         if self.accumulating or isinstance(self._readiness, Learning) or self._has_told_of_waste:
             return

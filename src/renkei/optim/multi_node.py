@@ -62,7 +62,9 @@ class MultiNodeOptimizer(Optimizer):
         wire: how 32-bit gradients travel: "fp32", "bf16", "fp16", "int8", "power_sgd", or one of the classes of
             `renkei.gradients.compression.formats`; the same on all ranks.
         grad_scaler: what scales the losses, if anything. Needed where error is fed back ("int8", "power_sgd"), for what
-            is owed of a step before has that step's scale.
+            is owed of a step before has that step's scale, and for double buffering, where the gradients have.
+        double_buffering: whether each step is made with the gradients of the step before, whose exchange so has a whole
+            step's time; see `flush`. The same on all ranks.
 
     Attributes:
         inner: the wrapped optimizer.
@@ -89,6 +91,7 @@ class MultiNodeOptimizer(Optimizer):
         model: nn.Module | None = None,
         wire: str | WireFormat = "fp32",
         grad_scaler: torch.amp.GradScaler | None = None,
+        double_buffering: bool = False,
     ) -> None:
         # Not super().__init__(): param_groups, state and hooks are the inner optimizer's.
         if not isinstance(inner, Optimizer):
@@ -98,8 +101,10 @@ class MultiNodeOptimizer(Optimizer):
         self._model = model
         self._wire_format = read_format(wire)
         self._grad_scaler = grad_scaler
+        self._double_buffering = double_buffering
         self._comm = comm.duplicate()
         self._waited_before = 0.0
+        self._check_chosen_alike()
         self._start_alike()
         self._reducer = self._plan(None)
 
@@ -155,11 +160,45 @@ class MultiNodeOptimizer(Optimizer):
         """Step with the mean gradients. What a closure returns is averaged too, so that all ranks search alike."""
         if closure is None:
             self._complete()
-            result: Any = self.inner.step()
+            # the first of those that are late has nothing to step with
+            result: Any = None if self._reducer.turns.has_nothing_to_step_with else self.inner.step()
+        elif self._double_buffering:
+            raise UsageError(
+                "step(closure) can't be combined with double_buffering: it needs gradients of its own loss"
+            )
         else:
             result = self.inner.step(lambda: self._evaluate_alike(closure))
         self._reducer.disarm()
         return result
+
+    @property
+    def double_buffering(self) -> bool:
+        """Whether steps are made with the gradients of the step before.
+
+        Can be set between two steps, on all ranks alike: a training may begin without, while gradients change quickly.
+        Setting it to False makes a step with what is late, as `flush` does.
+        """
+        return self._double_buffering
+
+    @double_buffering.setter
+    def double_buffering(self, is_late: bool) -> None:
+        if not is_late:
+            self.flush()
+        self._double_buffering = self._reducer.turns.is_late = is_late
+
+    def flush(self) -> None:
+        """Make a step with the gradients that none has been made with, on all ranks alike; before evaluation, say.
+
+        Only double buffering leaves such gradients. They are unscaled here; if they aren't finite, no step is made.
+        """
+        turns = self._reducer.turns
+        if turns.take_late():
+            gradients = [parameter.grad for parameter in self._parameters() if parameter.grad is not None]
+            if self._grad_scaler is None or all(bool(gradient.isfinite().all()) for gradient in gradients):
+                self.inner.step()
+                turns.settle()
+            turns.forget()
+            self.inner.zero_grad()
 
     def _evaluate_alike(self, closure: Callable[[], Any]) -> Any:
         with torch.enable_grad():
@@ -191,31 +230,34 @@ class MultiNodeOptimizer(Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """The inner optimizer's state, the same on every rank.
 
-        Where error is fed back, with what this rank still owes and how its gradients come, for which a resumed run has
-        the same bits if each rank saves and loads its own.
+        Where error is fed back or gradients are late, also those and how they come, so that a resumed run has the same
+        bits if each rank saves and loads its own.
         """
         state = self.inner.state_dict()
-        if self._reducer.feedback.is_kept:
+        if self._reducer.turns.has_state:
             state[_OWN] = {
                 "place": self._place(),
                 "habits": None if self._reducer.habits is None else asdict(self._reducer.habits),
-                "feedback": self._reducer.feedback.state(),
+                "turns": self._reducer.turns.state(),
             }
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load the inner optimizer's state, on every rank alike; where error is fed back, a collective operation."""
+        """Load the inner optimizer's state, on every rank alike.
+
+        Where error is fed back or gradients are late, this is a collective operation.
+        """
         self.inner.load_state_dict({name: value for name, value in state_dict.items() if name != _OWN})
-        if self._reducer.feedback.is_kept:
+        if self._reducer.turns.has_state:
             self._restore(state_dict.get(_OWN))
 
     def _restore(self, saved: dict[str, Any] | None) -> None:
-        """Owe what was owed when each rank saved its own state; nothing if some rank has another's, or none."""
+        """Go on from what each rank has saved; from nothing if some rank has another's state, or none."""
         everyones = self._comm.all_gather_object(saved is not None and saved["place"] == self._place())
         if saved is None or not all(everyones):
             if self._comm.rank == 0:
                 print(
-                    f"renkei: what compressed gradients still owed isn't restored: rank {everyones.index(False)} has "
+                    f"renkei: gradients that were late or owed are not restored: rank {everyones.index(False)} has "
                     "loaded no state of its own; let each rank save and load its optimizer's state_dict()",
                     file=sys.stderr,
                     flush=True,
@@ -223,11 +265,12 @@ class MultiNodeOptimizer(Optimizer):
             return
         if saved["habits"] is not None:
             self._replan(Habits(**saved["habits"]))
-        self._reducer.feedback.restore(saved["feedback"], range(len(self._parameters())))
+        self._reducer.turns.restore(saved["turns"], range(len(self._parameters())))
 
     def _place(self) -> list[Any]:
         """Whose state it is."""
-        return [self._comm.rank, self._comm.size, repr(self._wire_format), *self._names()]
+        how = [repr(self._wire_format), self._double_buffering]
+        return [self._comm.rank, self._comm.size, *how, *self._names()]
 
     def __repr__(self) -> str:
         return f"MultiNodeOptimizer({self.inner!r}, {self._users_comm!r})"
@@ -261,6 +304,13 @@ class MultiNodeOptimizer(Optimizer):
         broadcast_state(self._comm, self.inner, tensors_of(self.inner, self._model))
         self._structure = self._current_structure()
 
+    def _check_chosen_alike(self) -> None:
+        chosen = f"wire={self._wire_format}, double_buffering={self._double_buffering}"
+        everyones = self._comm.all_gather_object(chosen)
+        for rank, its in enumerate(everyones):
+            if its != everyones[0]:
+                raise MismatchError(f"rank {rank} has chosen {its} where rank 0 has {everyones[0]}; choose the same")
+
     def _plan(self, habits: Habits | None) -> Reducer:
         """A reducer for the parameters as they are now; once their habits are learnt, in rank 0's order."""
         if habits is not None:
@@ -277,14 +327,9 @@ class MultiNodeOptimizer(Optimizer):
             before_plain=self._check_equal_batches,
             wire_format=self._wire_format,
             loss_scale=None if self._grad_scaler is None else self._grad_scaler.get_scale,
+            is_late=self._double_buffering,
         )
-        everyones = self._comm.all_gather_object((fingerprint(reducer.plan), self._wire_format))
-        for rank, (_, wire_format) in enumerate(everyones):
-            if wire_format != everyones[0][1]:
-                raise MismatchError(
-                    f"rank {rank} has chosen wire={wire_format} where rank 0 has {everyones[0][1]}; choose the same"
-                )
-        if len(set(everyones)) > 1:
+        if len(set(self._comm.all_gather_object(fingerprint(reducer.plan)))) > 1:
             raise MismatchError("ranks have planned different buckets; use the same dtypes and device types on all")
         return reducer
 

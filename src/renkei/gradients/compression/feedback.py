@@ -56,15 +56,15 @@ class Feedback:
         self._loss_scale = loss_scale
 
     def state(self) -> dict[str, Any]:
-        """What is remembered, by parameter, for `restore`; tensors are copies."""
+        """What is remembered, by parameter, for `restore`, as if a step was made with what is late; copies."""
         owed: dict[int, Tensor] = {}
         factors: dict[int, Tensor] = {}
         for bucket, wire in zip(self._plan, self._wires, strict=True):
-            if wire.owed is not None and wire.owed.settled is not None:
+            if wire.owed is not None and wire.owed.latest is not None:
                 for slot in bucket.slots:
-                    owed[slot.parameter] = wire.owed.settled[slot.offset : slot.offset + slot.numel].clone()
-            if wire.factors is not None and wire.factors.settled is not None:
-                parts = wire.factors.settled.split(wire.factor_sizes)
+                    owed[slot.parameter] = wire.owed.latest[slot.offset : slot.offset + slot.numel].clone()
+            if wire.factors is not None and wire.factors.latest is not None:
+                parts = wire.factors.latest.split(wire.factor_sizes)
                 factors |= {slot.parameter: part.clone() for slot, part in zip(bucket.slots, parts, strict=True)}
         return {"owed": owed, "factors": factors, "loss_scale": self._loss_scale}
 

@@ -19,9 +19,14 @@ class Tentative:
         self._pending: Tensor | None = None
         self._before: Tensor | None = None
 
+    @property
+    def latest(self) -> Tensor | None:
+        """As of the last step that was begun."""
+        return self.settled if self._pending is None else self._pending
+
     def begin(self, first: Callable[[], Tensor]) -> Tensor:
         """What it is now, to be changed in place; what `first` makes in the beginning."""
-        self._before = self.settled if self._pending is None else self._pending  # the second exchange of one step
+        self._before = self.latest  # of this step, if it has a second exchange
         self._pending = first() if self._before is None else self._before.clone()
         return self._pending
 
