@@ -16,7 +16,8 @@ Imports = dict[str, set[str]]
 
 # May not import torch, nor anything that does.
 WITHOUT_TORCH = ["errors", "topology", "data.sharding", "gradients.buckets", "optim.schedules", "launch", "failures",
-                 "planner", "names", "communicators.requested"]  # fmt: skip
+                 "planner", "names", "communicators.requested",
+                 "gradients.compression.names"]  # fmt: skip
 # May import torch.distributed; the others reach it through a communicator.
 MAY_DISTRIBUTE = ["communicators", "failures", "launch.local", "testing", "model_parallel.pipeline",
                   "training.checkpoint", "bench", "hooks"]  # fmt: skip

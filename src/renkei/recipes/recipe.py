@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from renkei.communicators.requested import read_name
+from renkei.gradients.compression.names import WIRES
+from renkei.names import check_known
 
 if TYPE_CHECKING:
     from torch import nn
@@ -27,6 +29,11 @@ def _known_communicator(name: str) -> str:
     return name
 
 
+def _known_wire(name: str) -> str:
+    check_known("wire", name, WIRES)
+    return name
+
+
 Integer = Annotated[int, BeforeValidator(_no_boolean)]
 Number = Annotated[float, BeforeValidator(_no_boolean)]
 Count = Annotated[Integer, Field(ge=1)]
@@ -36,6 +43,9 @@ CommunicatorName = Annotated[
     BeforeValidator(lambda name: "null" if name is None else name),  # one is called what YAML takes for nothing
     AfterValidator(_known_communicator),
 ]
+
+
+WireName = Annotated[str, AfterValidator(_known_wire)]
 
 
 class Settings(BaseModel):
@@ -57,6 +67,8 @@ class Settings(BaseModel):
     seed: Annotated[Integer, Field(ge=0)] = 0
     data: Annotated[str | None, Field(description="folder of the data")] = None
     communicator: Annotated[CommunicatorName, Field(description="algorithm, or algorithm/backend")] = "auto"
+    wire: Annotated[WireName, Field(description="how 32-bit gradients travel")] = "fp32"
+    double_buffering: Annotated[bool, Field(description="step with the gradients of the step before")] = False
     threads: Annotated[Count | None, Field(description="per rank; else OMP_NUM_THREADS, else cores by ranks")] = None
     report_every: Annotated[Count, Field(description="steps")] = 10
 

@@ -92,7 +92,13 @@ def create_trainer(
     seed_default_generators(rank_seed(settings.seed, rank=comm.rank))
     return Trainer(
         model,
-        MultiNodeOptimizer(_create_sgd(model, settings), comm, model=model),
+        MultiNodeOptimizer(
+            _create_sgd(model, settings),
+            comm,
+            model=model,
+            wire=settings.wire,
+            double_buffering=settings.double_buffering,
+        ),
         loader,
         loss=partial(nn.functional.cross_entropy, label_smoothing=settings.label_smoothing),
         schedule=gradual_warmup(cosine(settings.learning_rate, settings.epochs), settings.warmup_epochs),

@@ -88,6 +88,7 @@ class Trainer:
             self._samples_seen += len(target)
             if self.step % self._report_every == 0:
                 self._report(self.progress())
+        self.optimizer.flush()
         pool_batch_norm(self.model, self.loader.comm, self._samples_seen)
         self._samples_seen = 0
         self._seconds, self._epoch_began = self.seconds, None

@@ -11,6 +11,7 @@ import torch
 
 from renkei.errors import UsageError
 from renkei.gradients.compression.int8 import Int8Codec
+from renkei.gradients.compression.names import WIRES
 from renkei.gradients.compression.power_sgd import PowerSgdWire
 from renkei.gradients.compression.sixteen_bits import Bf16Codec, Fp16Codec
 from renkei.gradients.compression.wire import CodedWire, ExactWire, Wire
@@ -130,13 +131,7 @@ class PowerSgd(WireFormat):
         return PowerSgdWire(shapes, rank=self.rank, seed=self.seed)
 
 
-FORMATS: dict[str, type[WireFormat]] = {
-    "fp32": Fp32,
-    "bf16": Bf16,
-    "fp16": Fp16,
-    "int8": Int8,
-    "power_sgd": PowerSgd,
-}
+FORMATS: dict[str, type[WireFormat]] = dict(zip(WIRES, (Fp32, Bf16, Fp16, Int8, PowerSgd), strict=True))
 
 
 def read_format(wire: str | WireFormat) -> WireFormat:

@@ -1,0 +1,240 @@
+"""Training steps over four hosts with slow links, against DDP and against the ideal. Needs root, and Linux.
+
+    python benchmarks/slow_network.py [ROUNDS]
+
+The hosts are network namespaces of this machine (`tests/lab/hosts.py`). Layers are emulated: forward and backward of
+each sleep for a fixed time, for everybody, so that four hosts fit on the machine's cores. In each round all contestants
+take their turn, in random order.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.nn.parallel import DistributedDataParallel
+
+import renkei
+from four_hosts import finish
+from record import ROOT, Record, table
+from renkei.communicators.communicator import Communicator
+
+sys.path.append(str(ROOT / "tests"))
+from lab.hosts import Hosts
+
+HOSTS = 4
+LINK = "200mbit"
+LAYERS = 10
+NUMEL = 250_000  # of each layer: 10 MB in all
+SLOWNESS = (1.9, 3.8)  # how many times as long as the computation an all-reduce of all gradients in fp32 takes
+FORWARD = 1 / 3  # of the computation
+STEPS = 4  # timed in a turn, after one that isn't
+PROBES = 5  # all-reduces that tell how long one takes
+BUSY = 0.8  # of a core; a turn in which a rank used more is void
+PORT = "23456"
+LONGEST = 1800.0  # seconds for all rounds
+
+Step = Callable[[], None]
+
+
+def main() -> None:
+    if sys.argv[1:2] == ["rank"]:
+        measure_as_rank(rounds=int(sys.argv[2]))
+        return
+    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 7
+    record = Record("slow-network")
+    with Hosts(HOSTS) as hosts:
+        for host in range(HOSTS):
+            hosts.shape(host, LINK)
+        meeting = {"MASTER_ADDR": hosts.address(0), "MASTER_PORT": PORT, "WORLD_SIZE": str(HOSTS)}
+        command = [sys.executable, str(Path(__file__).resolve()), "rank", str(rounds)]
+        ranks = [hosts.start(rank, *command, RANK=str(rank), OMP_NUM_THREADS="1", **meeting) for rank in range(HOSTS)]
+        deadline = time.monotonic() + LONGEST
+        said = [finish(rank, deadline) for rank in ranks]
+    results = json.loads(said[0].splitlines()[-1])
+    for result in results:
+        record.add(**result)
+    rows = [row for slowness in SLOWNESS for row in summarize([r for r in results if r["slowness"] == slowness])]
+    print(record.write("Training over slow links", describe(rounds, rows)))
+
+
+def describe(rounds: int, rows: list[tuple[object, ...]]) -> str:
+    heads = (
+        "fp32 / compute",
+        "who",
+        "step, ms (shortest to longest)",
+        "ideal, ms",
+        "ideal / step",
+        "of best DDP, fp32",
+    )
+    return (
+        f"{HOSTS} hosts, network namespaces of this machine, one rank of one thread each, links of {LINK} in each "
+        f"direction (`tc tbf`). {LAYERS} emulated layers of {NUMEL:,} parameters, whose forward and backward passes "
+        "**sleep**, a third and two thirds of the computation: so these are no times of a real model. The computation "
+        f"is such that an all-reduce of all gradients in fp32, measured in the same run, takes {SLOWNESS[0]} or "
+        f"{SLOWNESS[1]} times as long. {rounds} rounds of {STEPS} steps per contestant, in random order, after one "
+        "step that isn't timed; a step takes as long as on the slowest rank; no rank used more than "
+        f"{BUSY:.0%} of a core in a turn that counts.\n\n"
+        "*Ideal* is, for who steps with late gradients, the longer of computation and an all-reduce of that format "
+        "alone; for others forward, and then the longer of backward and all-reduce.\n\n" + table(heads, rows)
+    )
+
+
+def summarize(results: list[dict[str, Any]]) -> Iterator[tuple[object, ...]]:
+    best = min(statistics.median(r["seconds"]) for r in results if r["name"].startswith("ddp, fp32"))
+    for result in results:
+        median = statistics.median(result["seconds"])
+        spread = f"{1000 * median:.0f} ({1000 * min(result['seconds']):.0f} to {1000 * max(result['seconds']):.0f})"
+        ideal = result["ideal"]
+        shown = ("", "") if ideal is None else (f"{1000 * ideal:.0f}", f"{ideal / median:.2f}")
+        yield (result["slowness"], result["name"], spread, *shown, f"{best / median:.2f} x")
+
+
+# -- on each rank -------------------------------------------------------------------------------------------------
+
+
+class Asleep(torch.autograd.Function):
+    """A layer whose computation takes a fixed time."""
+
+    @staticmethod
+    def forward(ctx: Any, inputs: Tensor, weight: Tensor, seconds: list[float]) -> Tensor:
+        ctx.seconds, ctx.shape = seconds, weight.shape
+        time.sleep(seconds[0] * FORWARD)
+        return inputs.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None]:
+        time.sleep(ctx.seconds[0] * (1 - FORWARD))
+        return gradients[0], torch.zeros(ctx.shape), None
+
+
+class Emulated(nn.Module):
+    def __init__(self, seconds: list[float]) -> None:
+        super().__init__()
+        self.layers = nn.ParameterList([nn.Parameter(torch.zeros(NUMEL)) for _ in range(LAYERS)])
+        self.seconds = seconds  # of each layer; changed from outside
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        for weight in self.layers:
+            inputs = Asleep.apply(inputs, weight, self.seconds)
+        return inputs
+
+
+def with_renkei(comm: Communicator, seconds: list[float], **options: Any) -> Step:
+    model = Emulated(seconds)
+    optimizer = renkei.MultiNodeOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), comm, model=model, **options)
+    inputs = torch.zeros(1, requires_grad=True)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(inputs).sum().backward()
+        optimizer.step()
+
+    return step
+
+
+def with_ddp(comm: Communicator, seconds: list[float], bucket_mb: int, hook: Any = None) -> Step:
+    model = Emulated(seconds)
+    ddp = DistributedDataParallel(
+        model, process_group=comm.group, bucket_cap_mb=bucket_mb, gradient_as_bucket_view=True, static_graph=True
+    )
+    if hook is not None:
+        ddp.register_comm_hook(comm.group, hook)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    inputs = torch.zeros(1, requires_grad=True)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        ddp(inputs).sum().backward()
+        optimizer.step()
+
+    return step
+
+
+WIRES = ("fp32", "bf16", "fp16", "int8")
+
+
+def contestants(comm: Communicator, seconds: list[float]) -> dict[str, Step]:
+    made = {f"ddp, fp32, {mb} MB buckets": with_ddp(comm.duplicate(), seconds, mb) for mb in (1, 4, 25)}
+    made["ddp, torch's fp16 hook, 4 MB buckets"] = with_ddp(
+        comm.duplicate(), seconds, 4, default_hooks.fp16_compress_hook
+    )
+    made |= {f"renkei, {wire}": with_renkei(comm, seconds, wire=wire) for wire in WIRES}
+    late = {"double_buffering": True}
+    return made | {f"renkei, {wire}, double buffering": with_renkei(comm, seconds, wire=wire, **late) for wire in WIRES}
+
+
+def measure_as_rank(rounds: int) -> None:
+    """Rank 0 prints how long each contestant's steps took on the slowest rank."""
+    comm = renkei.create_communicator("flat/gloo", timeout=120)
+    seconds = [0.001]
+    all_reduce = {wire: time_all_reduce(comm, wire) for wire in WIRES}
+    made = contestants(comm, seconds)
+    results = []
+    for slowness in SLOWNESS:
+        compute = all_reduce["fp32"] / slowness
+        seconds[0] = compute / LAYERS
+        took: dict[str, list[float]] = {name: [] for name in made}
+        for step in made.values():  # bucket plans are made in the first steps
+            step()
+            step()
+        for number in range(rounds):
+            for name in random.Random(number).sample(list(made), len(made)):
+                took[name].append(take_turn(comm, made[name]))
+        slowest = {name: comm.all_reduce(torch.tensor(own, dtype=torch.float64), "max") for name, own in took.items()}
+        for name, each in slowest.items():
+            ideal = ideal_of(name, compute, all_reduce)
+            kept = [value for value in each.tolist() if value < float("inf")]
+            results.append({"slowness": slowness, "name": name, "compute": compute, "all_reduce": all_reduce,
+                            "ideal": ideal, "seconds": kept})  # fmt: skip
+    if comm.rank == 0:
+        print(json.dumps(results), flush=True)
+    comm.barrier()
+    comm.close()
+
+
+def time_all_reduce(comm: Communicator, wire: str) -> float:
+    """Seconds that the exchange of all gradients takes with nothing else to do, on the slowest rank."""
+    step = with_renkei(comm, [0.0], wire=wire)
+    step()
+    step()
+    times = []
+    for _ in range(PROBES):
+        comm.barrier()
+        begin = time.perf_counter()
+        step()
+        times.append(time.perf_counter() - begin)
+    return float(comm.all_reduce(torch.tensor(statistics.median(times), dtype=torch.float64), "max"))
+
+
+def take_turn(comm: Communicator, step: Step) -> float:
+    """Seconds a step; infinite if this rank's processor was too busy."""
+    step()
+    comm.barrier()
+    begin, used = time.perf_counter(), time.process_time()
+    for _ in range(STEPS):
+        step()
+    took, used = time.perf_counter() - begin, time.process_time() - used
+    return took / STEPS if used < BUSY * took else float("inf")
+
+
+def ideal_of(name: str, compute: float, all_reduce: dict[str, float]) -> float | None:
+    wire = next((wire for wire in WIRES if f", {wire}" in name), None)
+    if wire is None:
+        return None
+    if "double" in name:
+        return max(compute, all_reduce[wire])
+    return compute * FORWARD + max(compute * (1 - FORWARD), all_reduce[wire])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,3 @@
+"""The names of wire formats, which whoever reads settings can check without torch."""
+
+WIRES = ("fp32", "bf16", "fp16", "int8", "power_sgd")
