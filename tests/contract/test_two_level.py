@@ -47,6 +47,12 @@ def test_sums_over_several_nodes(name: str, nodes: Sequence[str]) -> None:
     run_on_ranks(len(nodes), for_each_dtype, check, FLOATS, communicator=name, nodes=nodes)
 
 
+@pytest.mark.parametrize("name", [NAMES[0], NAMES[3], NAMES[4]])
+@pytest.mark.parametrize("nodes", NODES, ids="".join)
+def test_coded_sums_over_several_nodes(name: str, nodes: Sequence[str]) -> None:
+    run_on_ranks(len(nodes), reductions.check_coded_sum, communicator=name, nodes=nodes)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_sums_of_16_bits_are_rounded_once_in_each_level(name: str) -> None:
     """Each node's sum would lose all of its small addends if it was added in 16 bits."""
