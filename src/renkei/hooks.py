@@ -3,11 +3,13 @@
 state = renkei.hooks.State()
 ddp.register_comm_hook(state, renkei.hooks.int8_mean)
 
-Each hook replaces a bucket by its mean over ranks, which travels as one of `renkei.gradients.compression.formats` says.
+Each hook replaces a bucket of 32-bit gradients by its mean over ranks, which travels as one of the formats of
+`renkei.gradients.compression.formats` says; other gradients travel as they are.
 """
 
 # Annotations are not postponed here: DDP compares those of a hook with the classes it expects.
 
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -38,6 +40,7 @@ class _HookedBucket:
         places = zip(numbers, self._offsets, self._shapes, strict=True)
         slots = tuple(Slot(number, offset, int(shape.numel())) for number, offset, shape in places)
         self.wire = wire_format.wire_for(buffer.dtype, self._shapes)
+        self.keeps_account = not wire_format.is_exact  # for this or for other buckets of the same step
         self.feedback = Feedback([Bucket("", slots, buffer.numel())], [self.wire], [buffer])
 
     def pieces(self, buffer: Tensor) -> list[Tensor]:
@@ -65,6 +68,7 @@ class State:
         self._grad_scaler = grad_scaler
         self._channel = Channel(own, rank=self.rank, size=self.num_addends)
         self._line = WorkQueue("compressed gradients")
+        weakref.finalize(self, self._line.close)  # its thread would go on when nobody refers to this
         self._numbers: dict[Tensor, int] = {}  # of parameters, in the order in which they were seen first
         self._buckets: dict[tuple[int, ...], _HookedBucket] = {}
         self._left: dict[str, dict[int, Tensor]] = {"owed": {}, "factors": {}}  # by buckets there are no more
@@ -76,7 +80,8 @@ class State:
         self._end_of_step()
         for key in list(self._buckets):
             self._dissolve(key)
-        return {"rank": self.rank, "size": self.num_addends, "loss_scale": self._loss_scale, **self._left}
+        left = {name: dict(known) for name, known in self._left.items()}
+        return {"rank": self.rank, "size": self.num_addends, "loss_scale": self._loss_scale, **left}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Owe what was owed then.
@@ -87,7 +92,8 @@ class State:
         saved, mine = (state_dict["rank"], state_dict["size"]), (self.rank, self.num_addends)
         if saved != mine:
             raise UsageError(f"the state of rank {saved[0]} of {saved[1]} is not for rank {mine[0]} of {mine[1]}")
-        self._loss_scale = state_dict["loss_scale"]
+        self._loss_scale, self._is_finite = state_dict["loss_scale"], True
+        self._buckets.clear()
         self._left = {name: dict(state_dict[name]) for name in self._left}
 
     def start_mean(self, wire_format: WireFormat, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
@@ -101,9 +107,12 @@ class State:
             hooked.feedback.follow(self._loss_scale)
 
         def run() -> None:
+            if buffer.dtype != torch.float32:  # these travel and are added as they are
+                buffer.div_(self.num_addends)
             hooked.wire.start_sum(self, buffer, hooked.pieces(buffer)).wait()
-            buffer.div_(self.num_addends)
-            if hooked.feedback.is_kept:
+            if buffer.dtype == torch.float32:
+                buffer.div_(self.num_addends)
+            if hooked.keeps_account:
                 self._is_finite &= bool(buffer.isfinite().all())
 
         beside = beside_computation(run, buffer.device) if buffer.is_cuda else run
@@ -125,6 +134,11 @@ class State:
         coded_sum(self._channel, buffer, codec, owed, "coded gradient bucket")
         return Pending([])
 
+    def start_sums(self, run: Callable[[Callable[[Tensor], None]], None], device: torch.device) -> Pending:
+        """Do what takes several sums, one after the other."""
+        run(lambda buffer: self._channel.start_reduction(buffer, "sum", "compressed gradient bucket").wait())
+        return Pending([])
+
     # -- what is owed ---------------------------------------------------------------------------------------------
 
     def _end_of_step(self) -> None:
@@ -142,16 +156,17 @@ class State:
             for key in [key for key in self._buckets if set(key) & set(numbers)]:
                 self._dissolve(key)
             made = self._buckets[numbers] = _HookedBucket(wire_format, bucket, numbers)
-            made.feedback.restore({**self._left, "loss_scale": self._loss_scale}, range(len(self._numbers)))
-            for known in self._left.values():
-                for number in numbers:
-                    known.pop(number, None)
+            own = {name: {at: known.pop(at) for at in numbers if at in known} for name, known in self._left.items()}
+            nothing: dict[str, Any] = {"owed": {}, "factors": {}}
+            state = {"loss_scale": self._loss_scale, "settled": own, "pending": nothing}
+            made.feedback.restore(state, {at: at for at in numbers})
         return self._buckets[numbers]
 
     def _dissolve(self, key: tuple[int, ...]) -> None:
         state = self._buckets.pop(key).feedback.state()
-        for name, known in self._left.items():
-            known.update(state[name])
+        for when in ("settled", "pending"):  # where both are, the later one
+            for name, known in self._left.items():
+                known.update(state[when][name])
 
 
 # -- the hooks ----------------------------------------------------------------------------------------------------

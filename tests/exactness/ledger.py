@@ -75,8 +75,9 @@ class Ledger:
         total = torch.zeros(self.due[at].numel(), dtype=torch.float64)
         saved = self.optimizer.state_dict().get("renkei")
         for feedback in saved["turns"]["feedback"] if saved else ():
-            if at in feedback["owed"]:
-                total += feedback["owed"][at].double() / (feedback["loss_scale"] or 1.0)
+            owed = feedback["settled"]["owed"]
+            if at in owed:
+                total += owed[at].double() / (feedback["loss_scale"] or 1.0)
         return total
 
     def check(self) -> list[Tensor]:

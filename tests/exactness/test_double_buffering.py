@@ -179,7 +179,6 @@ def forgets_one(self: Turns) -> Any:
     [
         ("take_late", forgets_one),
         ("restore", lambda *_: None),
-        ("has_nothing_to_step_with", property(lambda self: self._used is not None and self._late is None)),
     ],
 )
 def test_red_twin_a_gradient_that_is_not_used_is_seen(monkeypatch: pytest.MonkeyPatch, what: str, defect: Any) -> None:

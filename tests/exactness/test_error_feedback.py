@@ -152,7 +152,7 @@ def test_red_twin_a_wrong_entry_is_seen(monkeypatch: pytest.MonkeyPatch, story: 
     settle = Tentative.settle
     if what == "forget":
         monkeypatch.setattr(Tentative, "forget", lambda self: setattr(self, "_before", None))
-        monkeypatch.setattr(Tentative, "settle", lambda self: (settle(self), setattr(self, "_pending", None)))
+        monkeypatch.setattr(Tentative, "settle", lambda self: (settle(self), setattr(self, "pending", None)))
     else:
         monkeypatch.setattr(where, what, lambda *_: None)
     with pytest.raises(AssertionError):
@@ -189,7 +189,7 @@ def test_another_ranks_state_is_not_taken_for_ones_own(capfd: pytest.CaptureFixt
         ledger.step(0)
         ledger.optimizer.load_state_dict(comm.broadcast_object(ledger.optimizer.state_dict()))
         ledger.step(1)
-        return ledger.optimizer.state_dict()["renkei"]["turns"]["feedback"][0]["owed"] != {}
+        return ledger.optimizer.state_dict()["renkei"]["turns"]["feedback"][0]["settled"]["owed"] != {}
 
     assert on_ranks(3, on_rank) == [True] * 3
     assert capfd.readouterr().err.count("rank 1 has loaded no state of its own") == 1

@@ -94,6 +94,20 @@ class Communicator(ABC):
         give_along(owed, buffer)
         return self._start_coded_sum(buffer, codec, owed) if self.num_addends > 1 else Pending([])
 
+    def start_sums(self, run: Callable[[Callable[[Tensor], None]], None], device: torch.device) -> Pending:
+        """Begin what takes several sums, one after the other, beside what the caller does.
+
+        Args:
+            run: is given what replaces a flat buffer on such a device by its sum over ranks.
+        """
+        self._channel.check_open()
+        return self._sums_by_slices().start_several(run, device)
+
+    def prepare_compressed_sums(self) -> None:
+        """Connect for `start_coded_sum` and `start_sums`, which else do that the first time; a collective operation."""
+        if self.num_addends > 1:
+            self._sums_by_slices()
+
     def _start_coded_sum(self, buffer: Tensor, codec: Codec, owed: Tensor | None) -> Pending:
         """The same, where `owed` is zero and becomes what is lost."""
         return self._sums_by_slices().start_coded(buffer, codec, owed, "coded gradient bucket")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 
 import torch
@@ -15,9 +16,20 @@ def beside_computation(run: Callable[[], None], device: torch.device) -> Callabl
     begun = torch.cuda.current_stream(device).record_event()
 
     def then() -> None:
-        with torch.cuda.stream(torch.cuda.Stream(device)):
+        with torch.cuda.stream(_own_stream(device)):
             begun.synchronize()
             run()
             torch.cuda.current_stream(device).synchronize()
 
     return then
+
+
+_streams = threading.local()
+
+
+def _own_stream(device: torch.device) -> torch.cuda.Stream:
+    """This thread's: memory that was freed is used again only on the stream it was used on."""
+    by_device = _streams.__dict__.setdefault("by_device", {})
+    if device not in by_device:
+        by_device[device] = torch.cuda.Stream(device)
+    return by_device[device]

@@ -6,6 +6,8 @@ each rank its slice     →    add what came, give the sum     →    take the o
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -151,6 +153,14 @@ class SumBySlices:
     def start_coded(self, tensor: Tensor, codec: Codec, owed: Tensor | None, doing: str) -> Pending:
         """Begin to replace a tensor by its sum over ranks, which travels coded."""
         return self._stages.start(lambda: coded_sum(self._channel, tensor, codec, owed, doing), tensor.device)
+
+    def start_several(self, run: Callable[[Callable[[Tensor], None]], None], device: torch.device) -> Pending:
+        """Begin what takes several sums; `run` is given what replaces a flat tensor by its sum over ranks."""
+
+        def add(tensor: Tensor) -> None:
+            self._channel.start_reduction(tensor, "sum", "compressed gradient bucket").wait()
+
+        return self._stages.start(lambda: run(add), device)
 
     def close(self) -> None:
         """End; what has not been done fails."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 
 import torch
 import torch.distributed as dist
@@ -56,6 +56,14 @@ class TwoLevelCommunicator(Communicator):
     def _start_coded_sum(self, buffer: Tensor, codec: Codec, owed: Tensor | None) -> Pending:
         """Begin the three stages, of which only the one between nodes is coded."""
         return self._stages.start(lambda: self._add(buffer, codec, owed), buffer.device)
+
+    def start_sums(self, run: Callable[[Callable[[Tensor], None]], None], device: torch.device) -> Pending:
+        """Begin, each sum in three stages."""
+        self._channel.check_open()
+        return self._stages.start(lambda: run(self._add), device)
+
+    def prepare_compressed_sums(self) -> None:
+        """There is nothing more to connect."""
 
     def _add(self, buffer: Tensor, codec: Codec | None = None, owed: Tensor | None = None) -> None:
         reduce_slices(self._within, buffer, self._num_slices, f"{self.name} sum within the node")

@@ -108,6 +108,10 @@ class Exchange:
         tally = Tally.decode(total, self._carrier.num_addends)
         if total != self._if_unanimous:
             self._check(tally)
+        if self.feedback.is_kept and not all(tally.counts):
+            for at, count in enumerate(tally.counts):
+                if not count:
+                    self.feedback.leave(at)
         if tally.weight not in (0, self._expected_weight):
             self._flat.scale(self._expected_weight / tally.weight)
             self.feedback.reweigh(self._expected_weight / tally.weight)

@@ -116,6 +116,12 @@ class Reducer:
             self._open(heard=False)
         if self._exchange.is_open:
             self._exchange.give_up()
+            if self.turns.is_late:
+                raise GradientError(
+                    f"rank {self._carrier.rank} gave up a backward pass (an exception was caught): with "
+                    "double_buffering the other ranks learn of that when they have made a step more than this one; end "
+                    "the job, and resume it"
+                )
         if isinstance(self._readiness, Learning) and not self.has_learnt:
             self._readiness = Learning(len(self._parameters))
         self.turns.forget()
@@ -138,6 +144,17 @@ class Reducer:
     def weight(self) -> float:
         """How much this rank counts in the mean."""
         return 1.0 if self._step.weight is None else self._step.weight
+
+    @property
+    def is_between_steps(self) -> bool:
+        """Whether no backward pass has begun that no step was made with."""
+        begun = self._step.is_exchanged or self._step.is_owing or self._exchange.is_open or self.accumulating
+        return not (self._is_armed and begun)
+
+    @property
+    def names(self) -> list[str]:
+        """The parameters' names."""
+        return self._names
 
     @property
     def _exchange(self) -> Exchange:
@@ -167,14 +184,15 @@ class Reducer:
         self._exchange.begin(self._ballot(exchange=why, weight=0.0, heard=False))
         self._exchange.send_rest()
         self._exchange.receive()
-        self.turns.forget()
+        self._exchange.feedback.undo()
 
     def take_over(self, other: Reducer) -> None:
         """Go on where `other` was, with the same or other parameters."""
         self._step, self._is_armed, self.accumulating = other._step, other._is_armed, other.accumulating
         self._has_told_of_waste = other._has_told_of_waste
         numbers = {parameter: at for at, parameter in enumerate(self._parameters)}
-        self.turns.restore(other.turns.state(), [numbers.get(parameter) for parameter in other._parameters])
+        then = enumerate(other._parameters)
+        self.turns.take_over(other.turns, {at: numbers[each] for at, each in then if each in numbers})
 
     @contextmanager
     def backward_of(self, weight: float | None) -> Iterator[None]:

@@ -29,11 +29,13 @@ class _Late:
         means: by parameter; None for one that no rank had a gradient for.
         loss_scale: what their loss was multiplied by.
         exchange: where they come from.
+        tally: what came with them; None where they were loaded.
     """
 
     means: list[Tensor | None]
     loss_scale: float | None
     exchange: Exchange
+    tally: Tally | None
 
 
 class Turns:
@@ -45,7 +47,8 @@ class Turns:
 
     Attributes:
         current: the exchange that gradients go to.
-        is_late: whether steps are made with the gradients of the step before. Changed while nothing is on its way.
+        is_late: whether steps are made with the gradients of the step before.
+        has_nothing_to_step_with: whether ``.grad`` is nobody's mean: in the first step of those that are late.
     """
 
     def __init__(self, parameters: Sequence[Parameter], make: Callable[[], Exchange], *, is_late: bool) -> None:
@@ -55,46 +58,51 @@ class Turns:
         self._sent: Exchange | None = None
         self._late: _Late | None = None
         self._used: Exchange | None = None  # whose means are in ``.grad``
-        self.is_late = is_late
+        self.has_nothing_to_step_with = False
+        self.is_late = False
         if is_late:
-            self._other()
+            self.become_late()
 
     @property
     def waited(self) -> float:
         """Seconds spent so far waiting for sums that had not come when they were needed."""
         return sum(each.waited for each in self._exchanges)
 
-    @property
-    def has_late(self) -> bool:
-        """Whether there is a gradient that no step has been made with."""
-        return self._sent is not None or self._late is not None
+    def become_late(self) -> None:
+        """From now on make steps with the gradients of the step before; a collective operation."""
+        self._other()
+        self.is_late = True
 
-    @property
-    def has_nothing_to_step_with(self) -> bool:
-        """Whether ``.grad`` is nobody's mean: in the first step of those that are late."""
-        return self._used is None
+    def become_punctual(self) -> None:
+        """From now on make steps with their own gradients; nothing may be late."""
+        assert self._sent is None
+        assert self._late is None
+        for exchange in self._exchanges:
+            if exchange is not self.current:
+                self.current.feedback.absorb(exchange.feedback)
+        self.is_late = False
 
     def finish(self) -> Tally | None:
-        """Let ``.grad`` be the mean to step with, the current exchange having been sent; returns its tally.
+        """Let ``.grad`` be the mean to step with, the current exchange having been sent; returns what came with it.
 
-        In the first step of those that are late there is none: gradients are zeros, and so they are in that of a
-        parameter whose gradient came when there was none for others.
+        In the first step of those that are late there is none, and all gradients are zeros.
 
         Raises:
             GradientError, UsageError: see `Exchange.receive`.
         """
-        self._used = None
+        self._used, self.has_nothing_to_step_with = None, False
         if not self.is_late:
             tally = self.current.receive()
             self.current.hand_out(tally)
             self._used = self.current
             return tally
-        tally_before = self._hold()
+        self._hold()
         late, self._late = self._late, None
-        now = self.current.loss_scale
+        loss_scale = self.current.loss_scale
         self._sent, self.current = self.current, self._other()
-        self._use(late, now)
-        return tally_before
+        self.has_nothing_to_step_with = late is None
+        self._use(late, loss_scale)
+        return None if late is None else late.tally
 
     def take_late(self) -> bool:
         """Let ``.grad`` be the means that no step has been made with, not scaled; tells whether there are any."""
@@ -112,9 +120,13 @@ class Turns:
     def forget(self) -> None:
         """No step is made any more with what ``.grad`` is, nor with what the current exchange was given."""
         for exchange in (self._used, self.current):
-            if exchange is not None and (self._late is None or exchange is not self._late.exchange):
+            if exchange is not None and not self._is_late(exchange):
                 exchange.feedback.forget()
         self._used = None
+
+    def _is_late(self, exchange: Exchange) -> bool:
+        """Whether its means are still to be used: those that were loaded may come from any."""
+        return exchange is self._sent or (self._late is not None and exchange is self._late.exchange)
 
     # -- saved and restored ---------------------------------------------------------------------------------------
 
@@ -127,28 +139,48 @@ class Turns:
         """What later steps depend on, for `restore`: what is owed, and what is late, which is awaited. Copies."""
         self._hold()
         late = None
+        order = self._in_order()
         if self._late is not None:
             means = {at: mean.clone() for at, mean in enumerate(self._late.means) if mean is not None}
-            late = {"means": means, "loss_scale": self._late.loss_scale}
-        order = [self.current, *(each for each in self._exchanges if each is not self.current)]
-        return {"late": late, "feedback": [exchange.feedback.state() for exchange in order]}
+            late = {"means": means, "loss_scale": self._late.loss_scale, "exchange": order.index(self._late.exchange)}
+        used = None if self._used is None else order.index(self._used)
+        return {"late": late, "used": used, "feedback": [exchange.feedback.state() for exchange in order]}
 
-    def restore(self, state: Mapping[str, Any], numbers: Sequence[int | None]) -> None:
-        """Go on from what `state` told.
+    def restore(self, state: Mapping[str, Any], numbers: Mapping[int, int]) -> None:
+        """Go on from what `state` told, and forget all else; a collective operation.
 
         Args:
-            numbers: by parameter then, its number now, if it is still there.
+            numbers: by parameter then, its number now, of those that are still there; the others' is forgotten.
         """
-        exchanges = [self.current, self._other()] if len(state["feedback"]) > 1 else [self.current]
-        for exchange, feedback in zip(exchanges, state["feedback"], strict=True):
+        self.clear()
+        if len(state["feedback"]) > 1:
+            self._other()
+        order = self._in_order()
+        for exchange, feedback in zip(order, state["feedback"], strict=False):
             exchange.feedback.restore(feedback, numbers)
-        if state["late"] is not None:
+        self._used = None if state["used"] is None else order[state["used"]]
+        late = state["late"]
+        if late is not None:
             means: list[Tensor | None] = [None] * len(self._parameters)
-            for then, mean in state["late"]["means"].items():
-                now = numbers[then]
-                if now is not None:
-                    means[now] = mean.to(self._parameters[now].device)
-            self._late = _Late(means, state["late"]["loss_scale"], self._other())
+            for then, mean in late["means"].items():
+                if then in numbers:
+                    parameter = self._parameters[numbers[then]]
+                    means[numbers[then]] = mean.to(parameter.device, parameter.dtype)
+            self._late = _Late(means, late["loss_scale"], order[late["exchange"]], None)
+
+    def take_over(self, other: Turns, numbers: Mapping[int, int]) -> None:
+        """Go on where `other` was, with other buckets or parameters: see `restore`."""
+        self.restore(other.state(), numbers)
+        self.has_nothing_to_step_with = other.has_nothing_to_step_with
+        if self._late is not None and other._late is not None:
+            self._late.tally = other._late.tally
+
+    def clear(self) -> None:
+        """Forget all there was; what is on its way is awaited."""
+        self._hold()
+        self._late = self._used = None
+        for exchange in self._exchanges:
+            exchange.feedback.clear()
 
     # -- how ------------------------------------------------------------------------------------------------------
 
@@ -158,14 +190,16 @@ class Turns:
             self._exchanges.append(self._make())
         return next(each for each in self._exchanges if each is not self.current)
 
-    def _hold(self) -> Tally | None:
+    def _in_order(self) -> list[Exchange]:
+        """The current exchange, and the other if there is one."""
+        return [self.current, *(each for each in self._exchanges if each is not self.current)]
+
+    def _hold(self) -> None:
         """Await what is on its way, which is late then."""
         sent, self._sent = self._sent, None
-        if sent is None:
-            return None
-        tally = sent.receive()
-        self._late = _Late(sent.means(tally), sent.loss_scale, sent)
-        return tally
+        if sent is not None:
+            tally = sent.receive()
+            self._late = _Late(sent.means(tally), sent.loss_scale, sent, tally)
 
     def _use(self, late: _Late | None, loss_scale: float | None) -> None:
         """Let ``.grad`` be means, of a loss multiplied by such a number."""

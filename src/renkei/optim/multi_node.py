@@ -176,22 +176,32 @@ class MultiNodeOptimizer(Optimizer):
         """Whether steps are made with the gradients of the step before.
 
         Can be set between two steps, on all ranks alike: a training may begin without, while gradients change quickly.
-        Setting it to False makes a step with what is late, as `flush` does.
+        Setting it makes a step with what is late, as `flush` does, and is a collective operation.
         """
         return self._double_buffering
 
     @double_buffering.setter
     def double_buffering(self, is_late: bool) -> None:
-        if not is_late:
-            self.flush()
-        self._double_buffering = self._reducer.turns.is_late = is_late
+        self.flush()
+        if is_late != self._double_buffering:
+            self._double_buffering = is_late
+            self._reducer.turns.become_late() if is_late else self._reducer.turns.become_punctual()
 
     def flush(self) -> None:
         """Make a step with the gradients that none has been made with, on all ranks alike; before evaluation, say.
 
-        Only double buffering leaves such gradients. They are unscaled here; if they aren't finite, no step is made.
+        Only double buffering leaves such gradients. With a `grad_scaler` they are unscaled here, and if they aren't
+        finite, no step is made.
+
+        Raises:
+            UsageError: a backward pass has begun, and no step was made with it.
         """
         turns = self._reducer.turns
+        if not self._reducer.is_between_steps:
+            raise UsageError(
+                f"rank {self._comm.rank}: flush() was called, or double_buffering set, between backward() and step(); "
+                "do that between step() and the next backward pass"
+            )
         if turns.take_late():
             gradients = [parameter.grad for parameter in self._parameters() if parameter.grad is not None]
             if self._grad_scaler is None or all(bool(gradient.isfinite().all()) for gradient in gradients):
@@ -254,6 +264,7 @@ class MultiNodeOptimizer(Optimizer):
     def _restore(self, saved: dict[str, Any] | None) -> None:
         """Go on from what each rank has saved; from nothing if some rank has another's state, or none."""
         everyones = self._comm.all_gather_object(saved is not None and saved["place"] == self._place())
+        self._reducer.turns.clear()
         if saved is None or not all(everyones):
             if self._comm.rank == 0:
                 print(
@@ -265,12 +276,12 @@ class MultiNodeOptimizer(Optimizer):
             return
         if saved["habits"] is not None:
             self._replan(Habits(**saved["habits"]))
-        self._reducer.turns.restore(saved["turns"], range(len(self._parameters())))
+        self._reducer.turns.restore(saved["turns"], {at: at for at in range(len(self._reducer.names))})
 
     def _place(self) -> list[Any]:
         """Whose state it is."""
         how = [repr(self._wire_format), self._double_buffering]
-        return [self._comm.rank, self._comm.size, *how, *self._names()]
+        return [self._comm.rank, self._comm.size, *how, *self._reducer.names]
 
     def __repr__(self) -> str:
         return f"MultiNodeOptimizer({self.inner!r}, {self._users_comm!r})"
@@ -278,7 +289,14 @@ class MultiNodeOptimizer(Optimizer):
     def __deepcopy__(self, memo: dict[int, Any]) -> MultiNodeOptimizer:
         """A copy that steps the copied parameters, on the same ranks; like creation, a collective operation."""
         inner, model = copy.deepcopy((self.inner, self._model), memo)
-        return MultiNodeOptimizer(inner, self._users_comm, model=model)
+        return MultiNodeOptimizer(
+            inner,
+            self._users_comm,
+            model=model,
+            wire=self._wire_format,
+            grad_scaler=self._grad_scaler,
+            double_buffering=self._double_buffering,
+        )
 
     def __reduce__(self) -> str:
         raise UsageError("a MultiNodeOptimizer can't be pickled, for it is connected; save its state_dict()")
@@ -318,6 +336,8 @@ class MultiNodeOptimizer(Optimizer):
         named = list(zip(self._parameters(), self._names(), strict=True))
         trained = [(parameter, name) for parameter, name in named if parameter.requires_grad]
         self._untrained = [(parameter, name) for parameter, name in named if not parameter.requires_grad]
+        if not self._wire_format.is_exact:
+            self._comm.prepare_compressed_sums()
         reducer = Reducer(
             [parameter for parameter, _ in trained],
             [name for _, name in trained],

@@ -55,39 +55,80 @@ class Feedback:
                     wire.owed.scale(loss_scale / self._loss_scale)
         self._loss_scale = loss_scale
 
-    def state(self) -> dict[str, Any]:
-        """What is remembered, by parameter, for `restore`, as if a step was made with what is late; copies."""
-        owed: dict[int, Tensor] = {}
-        factors: dict[int, Tensor] = {}
-        for bucket, wire in zip(self._plan, self._wires, strict=True):
-            if wire.owed is not None and wire.owed.latest is not None:
-                for slot in bucket.slots:
-                    owed[slot.parameter] = wire.owed.latest[slot.offset : slot.offset + slot.numel].clone()
-            if wire.factors is not None and wire.factors.latest is not None:
-                parts = wire.factors.latest.split(wire.factor_sizes)
-                factors |= {slot.parameter: part.clone() for slot, part in zip(bucket.slots, parts, strict=True)}
-        return {"owed": owed, "factors": factors, "loss_scale": self._loss_scale}
+    def undo(self) -> None:
+        """The last exchange was for nothing."""
+        for each in self._tentatives():
+            each.undo()
 
-    def restore(self, state: Mapping[str, Any], numbers: Sequence[int | None]) -> None:
-        """Remember what `state` told, be it under another plan, or of other parameters.
+    def leave(self, parameter: int) -> None:
+        """In the last exchange no rank had a gradient of this parameter, so nothing is made of what was owed of it."""
+        for bucket, wire in zip(self._plan, self._wires, strict=True):
+            for slot in bucket.slots if wire.owed is not None else ():
+                if slot.parameter == parameter:
+                    assert wire.owed is not None
+                    wire.owed.leave(slot.offset, slot.offset + slot.numel)
+
+    def absorb(self, other: Feedback) -> None:
+        """Owe what another account of the same plan owes, too, which owes nothing then."""
+        for wire, its in zip(self._wires, other._wires, strict=True):
+            if wire.owed is not None and its.owed is not None and its.owed.settled is not None:
+                owed = its.owed.settled * ((self._loss_scale or 1.0) / (other._loss_scale or 1.0))
+                wire.owed.settled = owed if wire.owed.settled is None else wire.owed.settled + owed
+                its.owed.settled = None
+
+    def clear(self) -> None:
+        """Remember nothing."""
+        for each in self._tentatives():
+            each.settled = None
+            each.forget()
+        self._loss_scale = None
+
+    def state(self) -> dict[str, Any]:
+        """What is remembered, by parameter, for `restore`; copies. It owes nothing yet of a step that isn't made."""
+        found: dict[str, Any] = {"loss_scale": self._loss_scale}
+        for when in ("settled", "pending"):
+            owed: dict[int, Tensor] = {}
+            factors: dict[int, Tensor] = {}
+            for bucket, wire in zip(self._plan, self._wires, strict=True):
+                sizes = [slot.numel for slot in bucket.slots]
+                for kept, cut, into in ((wire.owed, sizes, owed), (wire.factors, wire.factor_sizes, factors)):
+                    whole: Tensor | None = None if kept is None else getattr(kept, when)
+                    if whole is None:
+                        continue
+                    begins = [slot.offset for slot in bucket.slots] if into is owed else _begins(cut)
+                    for slot, begin, numel in zip(bucket.slots, begins, cut, strict=True):
+                        into[slot.parameter] = whole[begin : begin + numel].clone()
+            found[when] = {"owed": owed, "factors": factors}
+        return found
+
+    def restore(self, state: Mapping[str, Any], numbers: Mapping[int, int]) -> None:
+        """Remember what `state` told, be it under another plan, or of other parameters, and nothing else.
 
         Args:
-            numbers: by parameter then, its number now, if it is still there.
+            numbers: by parameter then, its number now, of those that are still there; the others' is forgotten.
         """
+        self.clear()
         self._loss_scale = state["loss_scale"]
-        owed, factors = (
-            {now: tensor for then, tensor in state[name].items() if (now := numbers[then]) is not None}
-            for name in ("owed", "factors")
-        )
-        for bucket, wire, buffer in zip(self._plan, self._wires, self._buffers, strict=True):
-            known = [slot for slot in bucket.slots if slot.parameter in owed]
-            if wire.owed is not None and known:
-                wire.owed.settled = torch.zeros_like(buffer)
-                for slot in known:
-                    wire.owed.settled[slot.offset : slot.offset + slot.numel].copy_(owed[slot.parameter])
-            if wire.factors is not None and all(at in factors for at in bucket.parameters):
-                wire.factors.settled = torch.cat([factors[at].to(buffer.device) for at in bucket.parameters])
+        for when in ("settled", "pending"):
+            owed, factors = (
+                {numbers[then]: tensor for then, tensor in state[when][name].items() if then in numbers}
+                for name in ("owed", "factors")
+            )
+            for bucket, wire, buffer in zip(self._plan, self._wires, self._buffers, strict=True):
+                known = [slot for slot in bucket.slots if slot.parameter in owed]
+                if wire.owed is not None and known:
+                    whole = torch.zeros_like(buffer)
+                    for slot in known:
+                        whole[slot.offset : slot.offset + slot.numel].copy_(owed[slot.parameter])
+                    setattr(wire.owed, when, whole)
+                if wire.factors is not None and bucket.slots and all(at in factors for at in bucket.parameters):
+                    parts = [factors[at].to(buffer.device) for at in bucket.parameters]
+                    setattr(wire.factors, when, torch.cat(parts))
 
     def _tentatives(self) -> Iterator[Tentative]:
         for wire in self._wires:
             yield from (each for each in (wire.owed, wire.factors) if each is not None)
+
+
+def _begins(sizes: Sequence[int]) -> list[int]:
+    return [sum(sizes[:at]) for at in range(len(sizes))]

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from renkei.gradients.compression.tentative import Tentative
-from renkei.gradients.compression.wire import Carrier, Work, give_along
+from renkei.gradients.compression.wire import Add, Carrier, Work, give_along
 
 _WORTH_IT = 2  # times as many elements as its factors a matrix must have
 
@@ -45,59 +45,43 @@ class PowerSgdWire:
         self.factors: Tentative | None = Tentative()
 
     def start_sum(self, carrier: Carrier, buffer: Tensor, pieces: Sequence[Tensor]) -> Work:
-        """Begin with the first factors, and with what goes as it is."""
-        if carrier.num_addends == 1 or not any(self.matrices):
-            return carrier.start_sum(buffer, pieces)
+        """Begin both sums, one after the other."""
         assert self.owed is not None
         assert self.factors is not None
+        if carrier.num_addends == 1 or not any(self.matrices):
+            return carrier.start_sum(buffer, pieces)
         owed = self.owed.begin(lambda: torch.zeros_like(buffer))
-        give_along(owed, buffer)
-        return _LowRankSum(self, carrier, buffer, pieces, owed, self.factors.begin(lambda: self._first_factors(buffer)))
+        factors = self.factors.begin(lambda: self._first_factors(buffer))
+        return carrier.start_sums(lambda add: self._add(add, buffer, pieces, owed, factors), buffer.device)
 
     def _first_factors(self, like: Tensor) -> Tensor:
         random = torch.Generator().manual_seed(self._seed)
         return torch.randn(sum(self.factor_sizes), generator=random, device="cpu").to(like.device)
 
-
-class _LowRankSum:
-    """One sum on its way: begun with P, and with Q when somebody waits."""
-
-    def __init__(
-        self,
-        wire: PowerSgdWire,
-        carrier: Carrier,
-        buffer: Tensor,
-        pieces: Sequence[Tensor],
-        owed: Tensor,
-        factors: Tensor,
-    ) -> None:
-        self._carrier, self._factors = carrier, factors
-        self._plain = [piece for piece, matrix in zip(pieces, wire.matrices, strict=True) if matrix is None]
-        self._matrices, self._owed = [], []
-        for piece, matrix in zip(pieces, wire.matrices, strict=True):
-            if matrix is not None:
+    def _add(self, add: Add, buffer: Tensor, pieces: Sequence[Tensor], owed: Tensor, factors: Tensor) -> None:
+        give_along(owed, buffer)
+        plain = [piece for piece, shape in zip(pieces, self.matrices, strict=True) if shape is None]
+        matrices, debts = [], []
+        for piece, shape in zip(pieces, self.matrices, strict=True):
+            if shape is not None:
                 begin = piece.storage_offset() - buffer.storage_offset()
-                self._matrices.append(piece.view(matrix))
-                self._owed.append(owed[begin : begin + piece.numel()].view(matrix))
-        self._qs = _cut(factors, [(matrix.shape[1], wire.rank) for matrix in self._matrices])
-        ps = [matrix @ _orthonormal(q) for matrix, q in zip(self._matrices, self._qs, strict=True)]
-        self._first = torch.cat([each.reshape(-1) for each in (*self._plain, *ps)])
-        self._sizes = [each.numel() for each in (*self._plain, *ps)]
-        self._work = carrier.start_sum(self._first, self._first.split(self._sizes))
+                matrices.append(piece.view(shape))
+                debts.append(owed[begin : begin + piece.numel()].view(shape))
+        qs = _cut(factors, [(matrix.shape[1], self.rank) for matrix in matrices])
 
-    def wait(self) -> None:
-        """Return when the sum is in the buffer."""
-        self._work.wait()
-        parts = self._first.split(self._sizes)
-        for piece, total in zip(self._plain, parts, strict=False):
+        first = [*plain, *(matrix @ _orthonormal(q) for matrix, q in zip(matrices, qs, strict=True))]
+        message = torch.cat([each.reshape(-1) for each in first])
+        add(message)
+        sums = message.split([each.numel() for each in first])
+        for piece, total in zip(plain, sums, strict=False):
             piece.copy_(total)
-        rank = self._qs[0].shape[1]
-        ps = [_orthonormal(part.view(-1, rank)) for part in parts[len(self._plain) :]]
-        for matrix, p, q, owed in zip(self._matrices, ps, self._qs, self._owed, strict=True):
+        ps = [_orthonormal(total.view(-1, self.rank)) for total in sums[len(plain) :]]
+
+        for matrix, p, q, debt in zip(matrices, ps, qs, debts, strict=True):
             torch.matmul(matrix.T, p, out=q)
-            torch.sub(matrix, p @ q.T, out=owed)
-        self._carrier.start_sum(self._factors, [q.view(-1) for q in self._qs]).wait()
-        for matrix, p, q in zip(self._matrices, ps, self._qs, strict=True):
+            torch.sub(matrix, p @ q.T, out=debt)
+        add(factors)
+        for matrix, p, q in zip(matrices, ps, qs, strict=True):
             torch.matmul(p, q.T, out=matrix)
 
 

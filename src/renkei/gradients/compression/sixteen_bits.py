@@ -10,7 +10,7 @@ from torch import Tensor
 
 from renkei.gradients.compression.codec import Codec, in_blocks, join, take_apart
 
-_TOP = 15  # fp16 holds what is below two to this power, and half a bit more
+_TOP = 15  # as a power of two: just below the next one values would be rounded to infinity
 
 
 @final

@@ -12,42 +12,49 @@ class Tentative:
 
     Attributes:
         settled: as of the last step that was made; None before the first.
+        pending: as of the step that isn't made yet, if one has begun.
     """
 
     def __init__(self) -> None:
         self.settled: Tensor | None = None
-        self._pending: Tensor | None = None
+        self.pending: Tensor | None = None
         self._before: Tensor | None = None
-
-    @property
-    def latest(self) -> Tensor | None:
-        """As of the last step that was begun."""
-        return self.settled if self._pending is None else self._pending
 
     def begin(self, first: Callable[[], Tensor]) -> Tensor:
         """What it is now, to be changed in place; what `first` makes in the beginning."""
-        self._before = self.latest  # of this step, if it has a second exchange
-        self._pending = first() if self._before is None else self._before.clone()
-        return self._pending
+        self._before = self.settled if self.pending is None else self.pending  # a second exchange of one step
+        self.pending = first() if self._before is None else self._before.clone()
+        return self.pending
+
+    def undo(self) -> None:
+        """What was begun last was for nothing."""
+        self.pending = None if self._before is self.settled else self._before
+        self._before = None
 
     def scale(self, factor: float) -> None:
         """What this counts is so many times as large from now on."""
-        if self.settled is not None:
-            self.settled.mul_(factor)
+        for each in (self.settled, self.pending):
+            if each is not None:
+                each.mul_(factor)
 
     def reweigh(self, factor: float) -> None:
         """What was begun last was multiplied by a factor on the other side, although what there was before was not."""
-        if self._pending is not None:
-            self._pending.mul_(factor)
+        if self.pending is not None:
+            self.pending.mul_(factor)
             if self._before is not None:
-                self._pending.add_(self._before, alpha=1 - factor)
+                self.pending.add_(self._before, alpha=1 - factor)
+
+    def leave(self, begin: int, end: int) -> None:
+        """What was begun last was for nothing between these places."""
+        if self.pending is not None:
+            self.pending[begin:end] = 0.0 if self._before is None else self._before[begin:end]
 
     def settle(self) -> None:
         """The step was made."""
-        if self._pending is not None:
-            self.settled = self._pending
+        if self.pending is not None:
+            self.settled = self.pending
         self.forget()
 
     def forget(self) -> None:
         """The step was skipped."""
-        self._pending = self._before = None
+        self.pending = self._before = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
@@ -10,6 +10,8 @@ from torch import Tensor
 
 from renkei.gradients.compression.codec import Codec
 from renkei.gradients.compression.tentative import Tentative
+
+Add = Callable[[Tensor], None]
 
 
 class Work(Protocol):
@@ -41,6 +43,13 @@ class Carrier(Protocol):
 
         Args:
             owed: fp32, as long as the buffer: is given along, and overwritten by what this rank's coding loses.
+        """
+
+    def start_sums(self, run: Callable[[Add], None], device: torch.device) -> Work:
+        """Begin what takes several sums, one after the other, beside what the caller does.
+
+        Args:
+            run: is given what replaces a flat fp32 buffer on such a device by its sum over ranks.
         """
 
 
@@ -88,7 +97,9 @@ class CodedWire:
         if self._gaps is None:
             self._gaps = _between(buffer, pieces)
         buffer.index_fill_(0, self._gaps, 0.0)  # a NaN left there by one sum would spoil its block in all that follow
-        owed = None if self.owed is None else self.owed.begin(lambda: torch.zeros_like(buffer))
+        owed = (
+            None if self.owed is None or carrier.num_addends == 1 else self.owed.begin(lambda: torch.zeros_like(buffer))
+        )
         return carrier.start_coded_sum(buffer, self._codec, owed)
 
 
