@@ -10,6 +10,7 @@ take their turn, in random order.
 from __future__ import annotations
 
 import json
+import math
 import random
 import statistics
 import sys
@@ -27,6 +28,8 @@ import renkei
 from four_hosts import finish
 from record import ROOT, Record, table
 from renkei.communicators.communicator import Communicator
+from renkei.gradients.compression.int8 import Int8Codec
+from renkei.gradients.compression.sixteen_bits import Bf16Codec, Fp16Codec
 
 sys.path.append(str(ROOT / "tests"))
 from lab.hosts import Hosts
@@ -37,13 +40,14 @@ LAYERS = 10
 NUMEL = 250_000  # of each layer: 10 MB in all
 SLOWNESS = (1.9, 3.8)  # how many times as long as the computation an all-reduce of all gradients in fp32 takes
 FORWARD = 1 / 3  # of the computation
-STEPS = 4  # timed in a turn, after one that isn't
+STEPS = 10  # timed in a turn
 PROBES = 5  # all-reduces that tell how long one takes
 BUSY = 0.8  # of a core; a turn in which a rank used more is void
 PORT = "23456"
 LONGEST = 1800.0  # seconds for all rounds
 
 Step = Callable[[], None]
+Contestant = tuple[Step, Callable[[], None]]  # and what uses the gradients that are late
 
 
 def main() -> None:
@@ -68,35 +72,32 @@ def main() -> None:
 
 
 def describe(rounds: int, rows: list[tuple[object, ...]]) -> str:
-    heads = (
-        "fp32 / compute",
-        "who",
-        "step, ms (shortest to longest)",
-        "ideal, ms",
-        "ideal / step",
-        "of best DDP, fp32",
-    )
+    heads = ("fp32 / compute", "who", "step, ms (shortest to longest)", "turns", "ideal, ms", "ideal / step", "speed")
     return (
         f"{HOSTS} hosts, network namespaces of this machine, one rank of one thread each, links of {LINK} in each "
         f"direction (`tc tbf`). {LAYERS} emulated layers of {NUMEL:,} parameters, whose forward and backward passes "
         "**sleep**, a third and two thirds of the computation: so these are no times of a real model. The computation "
-        f"is such that an all-reduce of all gradients in fp32, measured in the same run, takes {SLOWNESS[0]} or "
-        f"{SLOWNESS[1]} times as long. {rounds} rounds of {STEPS} steps per contestant, in random order, after one "
-        "step that isn't timed; a step takes as long as on the slowest rank; no rank used more than "
-        f"{BUSY:.0%} of a core in a turn that counts.\n\n"
-        "*Ideal* is, for who steps with late gradients, the longer of computation and an all-reduce of that format "
-        "alone; for others forward, and then the longer of backward and all-reduce.\n\n" + table(heads, rows)
+        f"is such that a sum of all gradients in fp32, measured in the same run, takes {SLOWNESS[0]} or {SLOWNESS[1]} "
+        f"times as long. {rounds} rounds of {STEPS} steps per contestant, in random order, from the first gradient to "
+        "the last exchange's end, which double buffering can't hide; a step takes as long as on the slowest rank; "
+        f"turns in which a rank used more than {BUSY:.0%} of a core don't count.\n\n"
+        "*Ideal* is, for who steps with late gradients, the longer of computation and a sum of that format alone; for "
+        "others forward, and then the longer of backward and that sum. *Speed* is that of the best DDP in fp32 at that "
+        "slowness times so much.\n\n" + table(heads, rows)
     )
 
 
 def summarize(results: list[dict[str, Any]]) -> Iterator[tuple[object, ...]]:
     best = min(statistics.median(r["seconds"]) for r in results if r["name"].startswith("ddp, fp32"))
     for result in results:
+        if not result["seconds"]:
+            yield (result["slowness"], result["name"], "too busy", 0, "", "", "")
+            continue
         median = statistics.median(result["seconds"])
         spread = f"{1000 * median:.0f} ({1000 * min(result['seconds']):.0f} to {1000 * max(result['seconds']):.0f})"
         ideal = result["ideal"]
         shown = ("", "") if ideal is None else (f"{1000 * ideal:.0f}", f"{ideal / median:.2f}")
-        yield (result["slowness"], result["name"], spread, *shown, f"{best / median:.2f} x")
+        yield (result["slowness"], result["name"], spread, len(result["seconds"]), *shown, f"{best / median:.2f} x")
 
 
 # -- on each rank -------------------------------------------------------------------------------------------------
@@ -129,7 +130,7 @@ class Emulated(nn.Module):
         return inputs
 
 
-def with_renkei(comm: Communicator, seconds: list[float], **options: Any) -> Step:
+def with_renkei(comm: Communicator, seconds: list[float], **options: Any) -> Contestant:
     model = Emulated(seconds)
     optimizer = renkei.MultiNodeOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), comm, model=model, **options)
     inputs = torch.zeros(1, requires_grad=True)
@@ -139,10 +140,10 @@ def with_renkei(comm: Communicator, seconds: list[float], **options: Any) -> Ste
         model(inputs).sum().backward()
         optimizer.step()
 
-    return step
+    return step, optimizer.flush
 
 
-def with_ddp(comm: Communicator, seconds: list[float], bucket_mb: int, hook: Any = None) -> Step:
+def with_ddp(comm: Communicator, seconds: list[float], bucket_mb: int, hook: Any = None) -> Contestant:
     model = Emulated(seconds)
     ddp = DistributedDataParallel(
         model, process_group=comm.group, bucket_cap_mb=bucket_mb, gradient_as_bucket_view=True, static_graph=True
@@ -157,17 +158,22 @@ def with_ddp(comm: Communicator, seconds: list[float], bucket_mb: int, hook: Any
         ddp(inputs).sum().backward()
         optimizer.step()
 
-    return step
+    return step, lambda: None
 
 
+BUCKETS_MB = (1, 4, 25)  # of DDP
 WIRES = ("fp32", "bf16", "fp16", "int8")
 
 
-def contestants(comm: Communicator, seconds: list[float]) -> dict[str, Step]:
-    made = {f"ddp, fp32, {mb} MB buckets": with_ddp(comm.duplicate(), seconds, mb) for mb in (1, 4, 25)}
-    made["ddp, torch's fp16 hook, 4 MB buckets"] = with_ddp(
-        comm.duplicate(), seconds, 4, default_hooks.fp16_compress_hook
-    )
+CODECS = {"fp32": None, "bf16": Bf16Codec(), "fp16": Fp16Codec(), "int8": Int8Codec()}
+
+
+def contestants(comm: Communicator, seconds: list[float]) -> dict[str, Contestant]:
+    made = {f"ddp, fp32, {mb} MB buckets": with_ddp(comm.duplicate(), seconds, mb) for mb in BUCKETS_MB}
+    hook = default_hooks.fp16_compress_hook
+    made |= {
+        f"ddp, torch's fp16 hook, {mb} MB buckets": with_ddp(comm.duplicate(), seconds, mb, hook) for mb in BUCKETS_MB
+    }
     made |= {f"renkei, {wire}": with_renkei(comm, seconds, wire=wire) for wire in WIRES}
     late = {"double_buffering": True}
     return made | {f"renkei, {wire}, double buffering": with_renkei(comm, seconds, wire=wire, **late) for wire in WIRES}
@@ -184,16 +190,17 @@ def measure_as_rank(rounds: int) -> None:
         compute = all_reduce["fp32"] / slowness
         seconds[0] = compute / LAYERS
         took: dict[str, list[float]] = {name: [] for name in made}
-        for step in made.values():  # bucket plans are made in the first steps
-            step()
-            step()
+        for step, flush in made.values():  # bucket plans are made in the first steps
+            for _ in range(3):
+                step()
+            flush()
         for number in range(rounds):
             for name in random.Random(number).sample(list(made), len(made)):
                 took[name].append(take_turn(comm, made[name]))
         slowest = {name: comm.all_reduce(torch.tensor(own, dtype=torch.float64), "max") for name, own in took.items()}
         for name, each in slowest.items():
             ideal = ideal_of(name, compute, all_reduce)
-            kept = [value for value in each.tolist() if value < float("inf")]
+            kept = [value for value in each.tolist() if value < math.inf]
             results.append({"slowness": slowness, "name": name, "compute": compute, "all_reduce": all_reduce,
                             "ideal": ideal, "seconds": kept})  # fmt: skip
     if comm.rank == 0:
@@ -203,28 +210,30 @@ def measure_as_rank(rounds: int) -> None:
 
 
 def time_all_reduce(comm: Communicator, wire: str) -> float:
-    """Seconds that the exchange of all gradients takes with nothing else to do, on the slowest rank."""
-    step = with_renkei(comm, [0.0], wire=wire)
-    step()
-    step()
+    """Seconds that the sum of as many numbers takes with nothing else to do, on the slowest rank."""
+    codec, buffer = CODECS[wire], torch.zeros(LAYERS * NUMEL)
     times = []
-    for _ in range(PROBES):
+    for _ in range(1 + PROBES):
         comm.barrier()
         begin = time.perf_counter()
-        step()
+        if codec is None:
+            comm.start_sum(buffer, [buffer]).wait()
+        else:
+            comm.start_coded_sum(buffer, codec, None).wait()
         times.append(time.perf_counter() - begin)
-    return float(comm.all_reduce(torch.tensor(statistics.median(times), dtype=torch.float64), "max"))
+    return float(comm.all_reduce(torch.tensor(statistics.median(times[1:]), dtype=torch.float64), "max"))
 
 
-def take_turn(comm: Communicator, step: Step) -> float:
-    """Seconds a step; infinite if this rank's processor was too busy."""
-    step()
+def take_turn(comm: Communicator, contestant: Contestant) -> float:
+    """Seconds a step, all of what is begun being over when it ends; infinite if this rank's processor was too busy."""
+    step, flush = contestant
     comm.barrier()
     begin, used = time.perf_counter(), time.process_time()
     for _ in range(STEPS):
         step()
+    flush()
     took, used = time.perf_counter() - begin, time.process_time() - used
-    return took / STEPS if used < BUSY * took else float("inf")
+    return took / STEPS if used < BUSY * took else math.inf
 
 
 def ideal_of(name: str, compute: float, all_reduce: dict[str, float]) -> float | None:
