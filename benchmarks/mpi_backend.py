@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 import renkei.communicators.backends as backends
 from record import Record, table
-from renkei.communicators.backends.mpi.library import describe_mpi, load
+from renkei.communicators.backends.mpi.implementation import describe_mpi, load
 
 SIZES = {"64 KiB": 2**16, "1 MiB": 2**20, "10 MiB": 10 * 2**20, "100 MiB": 100 * 2**20}
 TITLE = "All-reduce over MPI: ours and mpi4py's"

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from renkei.communicators.backends.mpi.library import load as load_mpi
+from renkei.communicators.backends.mpi.implementation import load as load_mpi
 from renkei.communicators.backends.mpi.meeting import within
 from renkei.communicators.backends.mpi.rendezvous import agree_where
 from renkei.communicators.channel import translate

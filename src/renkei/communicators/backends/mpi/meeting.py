@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
-from renkei.communicators.backends.mpi.library import find_problem, load
+from renkei.communicators.backends.mpi.implementation import find_problem, load
 from renkei.communicators.channel import translate
 from renkei.communicators.timeouts import milliseconds
 from renkei.communicators.work_queue import Operation

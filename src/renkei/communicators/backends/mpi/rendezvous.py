@@ -12,7 +12,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from renkei.communicators.backends.mpi.library import check_world, load
+from renkei.communicators.backends.mpi.implementation import check_world, load
 from renkei.communicators.backends.mpi.meeting import within
 from renkei.communicators.timeouts import milliseconds
 from renkei.errors import LaunchError

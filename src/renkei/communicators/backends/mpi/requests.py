@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from renkei.communicators.backends.mpi.farewells import Farewells
-from renkei.communicators.backends.mpi.library import translate
+from renkei.communicators.backends.mpi.implementation import translate
 from renkei.communicators.backends.mpi.pace import ALONE, EAGER, EAGER_BESIDE, LONG_NAP, NAP, Pace, give_way
 from renkei.communicators.work_queue import Operation
 from renkei.errors import DeadlineError, PeerLostError, RenkeiError, afresh

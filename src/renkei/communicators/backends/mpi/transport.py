@@ -15,7 +15,7 @@ from torch import Tensor
 
 from renkei.communicators.backends.mpi.arithmetic import find_way
 from renkei.communicators.backends.mpi.farewells import Farewells
-from renkei.communicators.backends.mpi.library import is_cuda_aware, translate
+from renkei.communicators.backends.mpi.implementation import is_cuda_aware, translate
 from renkei.communicators.backends.mpi.meeting import Meeting, meet
 from renkei.communicators.backends.mpi.memory import CHUNK, Memory
 from renkei.communicators.backends.mpi.messages import Messages

@@ -11,8 +11,8 @@ from unittest import mock
 
 import pytest
 
-from renkei.communicators.backends.mpi import library
-from renkei.communicators.backends.mpi.library import (
+from renkei.communicators.backends.mpi import implementation
+from renkei.communicators.backends.mpi.implementation import (
     asks_library,
     check_world,
     find_mismatch,
@@ -88,13 +88,13 @@ def test_no_mpi4py_and_an_mpi_that_has_ended_are_told() -> None:
         mock.patch.dict(sys.modules, {"mpi4py": None}),
         pytest.raises(LaunchError, match=r"pip install .renkei.mpi"),
     ):
-        library.load()
+        implementation.load()
     ended = SimpleNamespace(Is_finalized=lambda: True)
     with (
-        mock.patch.object(library, "_import", return_value=ended),
+        mock.patch.object(implementation, "_import", return_value=ended),
         pytest.raises(LaunchError, match="Finalize"),
     ):
-        library.load()
+        implementation.load()
 
 
 @pytest.mark.parametrize(("said", "expected"), [("0", False), ("1", True)])
