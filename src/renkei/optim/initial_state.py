@@ -90,3 +90,11 @@ def _keep_dtypes(optimizer: torch.optim.Optimizer, states: dict[int, dict[str, A
         for name, value in state.items():
             if isinstance(value, Tensor) and value.dtype != loaded[name].dtype:
                 loaded[name] = value.to(loaded[name].device)
+
+
+def check_chosen_alike(comm: Communicator, chosen: str) -> None:
+    """Raise `MismatchError` on every rank unless all have chosen the same, as each describes it."""
+    everyones = comm.all_gather_object(chosen)
+    for rank, its in enumerate(everyones):
+        if its != everyones[0]:
+            raise MismatchError(f"rank {rank} has chosen {its} where rank 0 has {everyones[0]}; choose the same")

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -20,9 +18,8 @@ from renkei.gradients.buckets import fingerprint
 from renkei.gradients.compression.formats import WireFormat, read_format
 from renkei.gradients.readiness import Habits
 from renkei.gradients.reducer import Reducer
-from renkei.optim.initial_state import broadcast_state, check_alike, describe, tensors_of
-
-_OWN = "renkei"  # the part of a state_dict that isn't the inner optimizer's
+from renkei.optim import saved_gradients
+from renkei.optim.initial_state import broadcast_state, check_alike, check_chosen_alike, describe, tensors_of
 
 # why ranks meet, in numbers that no exchange of gradients has
 _TO_REORDER = 0
@@ -104,7 +101,7 @@ class MultiNodeOptimizer(Optimizer):
         self._double_buffering = double_buffering
         self._comm = comm.duplicate()
         self._waited_before = 0.0
-        self._check_chosen_alike()
+        check_chosen_alike(self._comm, f"wire={self._wire_format}, double_buffering={double_buffering}")
         self._start_alike()
         self._reducer = self._plan(None)
 
@@ -245,11 +242,7 @@ class MultiNodeOptimizer(Optimizer):
         """
         state = self.inner.state_dict()
         if self._reducer.turns.has_state:
-            state[_OWN] = {
-                "place": self._place(),
-                "habits": None if self._reducer.habits is None else asdict(self._reducer.habits),
-                "turns": self._reducer.turns.state(),
-            }
+            state[saved_gradients.KEY] = saved_gradients.save(self._reducer, self._place())
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -257,25 +250,19 @@ class MultiNodeOptimizer(Optimizer):
 
         Where error is fed back or gradients are late, this is a collective operation.
         """
-        self.inner.load_state_dict({name: value for name, value in state_dict.items() if name != _OWN})
+        self.inner.load_state_dict({name: value for name, value in state_dict.items() if name != saved_gradients.KEY})
         if self._reducer.turns.has_state:
-            self._restore(state_dict.get(_OWN))
+            self._restore(state_dict.get(saved_gradients.KEY))
 
     def _restore(self, saved: dict[str, Any] | None) -> None:
         """Go on from what each rank has saved; from nothing if some rank has another's state, or none."""
-        everyones = self._comm.all_gather_object(saved is not None and saved["place"] == self._place())
+        saved = saved_gradients.check_own(self._comm, saved, self._place())
         self._reducer.turns.clear()
-        if saved is None or not all(everyones):
-            if self._comm.rank == 0:
-                print(
-                    f"renkei: gradients that were late or owed are not restored: rank {everyones.index(False)} has "
-                    "loaded no state of its own; let each rank save and load its optimizer's state_dict()",
-                    file=sys.stderr,
-                    flush=True,
-                )
+        if saved is None:
             return
-        if saved["habits"] is not None:
-            self._replan(Habits(**saved["habits"]))
+        habits = saved_gradients.habits_of(saved)
+        if habits is not None:
+            self._replan(habits)
         self._reducer.turns.restore(saved["turns"], {at: at for at in range(len(self._reducer.names))})
 
     def _place(self) -> list[Any]:
@@ -321,13 +308,6 @@ class MultiNodeOptimizer(Optimizer):
         check_alike(self._comm, describe(self.inner, self._names(), self._model))
         broadcast_state(self._comm, self.inner, tensors_of(self.inner, self._model))
         self._structure = self._current_structure()
-
-    def _check_chosen_alike(self) -> None:
-        chosen = f"wire={self._wire_format}, double_buffering={self._double_buffering}"
-        everyones = self._comm.all_gather_object(chosen)
-        for rank, its in enumerate(everyones):
-            if its != everyones[0]:
-                raise MismatchError(f"rank {rank} has chosen {its} where rank 0 has {everyones[0]}; choose the same")
 
     def _plan(self, habits: Habits | None) -> Reducer:
         """A reducer for the parameters as they are now; once their habits are learnt, in rank 0's order."""
