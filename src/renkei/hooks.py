@@ -25,7 +25,7 @@ from renkei.communicators.work_queue import WorkQueue
 from renkei.errors import UsageError
 from renkei.gradients.buckets import Bucket, Slot
 from renkei.gradients.compression.codec import Codec
-from renkei.gradients.compression.feedback import Feedback
+from renkei.gradients.compression.feedback import NAMES, Feedback
 from renkei.gradients.compression.formats import Bf16, Fp16, Int8, PowerSgd, WireFormat
 from renkei.gradients.compression.wire import give_along
 
@@ -71,7 +71,7 @@ class State:
         weakref.finalize(self, self._line.close)  # its thread would go on when nobody refers to this
         self._numbers: dict[Tensor, int] = {}  # of parameters, in the order in which they were seen first
         self._buckets: dict[tuple[int, ...], _HookedBucket] = {}
-        self._left: dict[str, dict[int, Tensor]] = {"owed": {}, "factors": {}}  # by buckets there are no more
+        self._left: dict[str, dict[int, Tensor]] = {name: {} for name in NAMES}  # by buckets there are no more
         self._loss_scale: float | None = None
         self._is_finite = True
 
@@ -156,17 +156,16 @@ class State:
             for key in [key for key in self._buckets if set(key) & set(numbers)]:
                 self._dissolve(key)
             made = self._buckets[numbers] = _HookedBucket(wire_format, bucket, numbers)
-            own = {name: {at: known.pop(at) for at in numbers if at in known} for name, known in self._left.items()}
-            nothing: dict[str, Any] = {"owed": {}, "factors": {}}
-            state = {"loss_scale": self._loss_scale, "settled": own, "pending": nothing}
+            state: dict[str, Any] = {"loss_scale": self._loss_scale}
+            for name, known in self._left.items():
+                state[name] = {"settled": {at: known.pop(at) for at in numbers if at in known}}
             made.feedback.restore(state, {at: at for at in numbers})
         return self._buckets[numbers]
 
     def _dissolve(self, key: tuple[int, ...]) -> None:
         state = self._buckets.pop(key).feedback.state()
-        for when in ("settled", "pending"):  # where both are, the later one
-            for name, known in self._left.items():
-                known.update(state[when][name])
+        for name, known in self._left.items():
+            known |= state[name]["settled"] | state[name]["pending"]  # where both are, the later one
 
 
 # -- the hooks ----------------------------------------------------------------------------------------------------

@@ -75,7 +75,7 @@ class Ledger:
         total = torch.zeros(self.due[at].numel(), dtype=torch.float64)
         saved = self.optimizer.state_dict().get("renkei")
         for feedback in saved["turns"]["feedback"] if saved else ():
-            owed = feedback["settled"]["owed"]
+            owed = feedback["owed"]["settled"]
             if at in owed:
                 total += owed[at].double() / (feedback["loss_scale"] or 1.0)
         return total

@@ -189,7 +189,7 @@ def test_another_ranks_state_is_not_taken_for_ones_own(capfd: pytest.CaptureFixt
         ledger.step(0)
         ledger.optimizer.load_state_dict(comm.broadcast_object(ledger.optimizer.state_dict()))
         ledger.step(1)
-        return ledger.optimizer.state_dict()["renkei"]["turns"]["feedback"][0]["settled"]["owed"] != {}
+        return ledger.optimizer.state_dict()["renkei"]["turns"]["feedback"][0]["owed"]["settled"] != {}
 
     assert on_ranks(3, on_rank) == [True] * 3
     assert capfd.readouterr().err.count("rank 1 has loaded no state of its own") == 1

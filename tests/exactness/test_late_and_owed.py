@@ -162,8 +162,8 @@ def test_what_is_owed_is_paid_also_when_double_buffering_ends() -> None:
             ledger.step(step)
         ledger.optimizer.double_buffering = False
         feedback = ledger.optimizer.state_dict()["renkei"]["turns"]["feedback"]
-        assert feedback[0]["settled"]["owed"]
-        assert not feedback[1]["settled"]["owed"]
+        assert feedback[0]["owed"]["settled"]
+        assert not feedback[1]["owed"]["settled"]
         ledger.step(STEPS)
         return ledger.check()
 

@@ -2,15 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from renkei.gradients.buckets import Bucket
 from renkei.gradients.compression.tentative import Tentative
 from renkei.gradients.compression.wire import Wire
+
+NAMES = ("owed", "factors")
+
+
+class _Place(NamedTuple):
+    """Where in an account a parameter's part is."""
+
+    parameter: int
+    begin: int
+    numel: int
+
+
+class _Account(NamedTuple):
+    """One of the things that a wire remembers.
+
+    Attributes:
+        name: what it is.
+        kept: the numbers.
+        places: the parameters' parts.
+        like: a tensor on the same device.
+        size: how many numbers there are.
+    """
+
+    name: str
+    kept: Tentative
+    places: list[_Place]
+    like: Tensor
+    size: int
 
 
 class Feedback:
@@ -23,82 +51,85 @@ class Feedback:
     """
 
     def __init__(self, plan: Sequence[Bucket], wires: Sequence[Wire], buffers: Sequence[Tensor]) -> None:
-        self._plan, self._wires, self._buffers = plan, wires, buffers
+        self._debts: list[_Account] = []
+        self._factors: list[_Account] = []
         self._loss_scale: float | None = None
+        for bucket, wire, buffer in zip(plan, wires, buffers, strict=True):
+            if wire.owed is not None:
+                places = [_Place(slot.parameter, slot.offset, slot.numel) for slot in bucket.slots]
+                self._debts.append(_Account("owed", wire.owed, places, buffer, buffer.numel()))
+            if wire.factors is not None:
+                begins = accumulate(wire.factor_sizes, initial=0)
+                places = [_Place(*each) for each in zip(bucket.parameters, begins, wire.factor_sizes, strict=False)]
+                self._factors.append(_Account("factors", wire.factors, places, buffer, sum(wire.factor_sizes)))
 
     @property
     def is_kept(self) -> bool:
         """Whether there is anything to remember."""
-        return any(True for _ in self._tentatives())
+        return bool(self._debts or self._factors)
+
+    @property
+    def _accounts(self) -> list[_Account]:
+        return self._debts + self._factors
 
     def settle(self) -> None:
         """The step was made: what was lost in it is owed from now on."""
-        for each in self._tentatives():
-            each.settle()
+        for account in self._accounts:
+            account.kept.settle()
 
     def forget(self) -> None:
         """The step was skipped: what was owed before it still is."""
-        for each in self._tentatives():
-            each.forget()
+        for account in self._accounts:
+            account.kept.forget()
 
     def reweigh(self, factor: float) -> None:
         """The sums of the last exchange were multiplied by a factor: what was owed before it, and was in them, too."""
-        for wire in self._wires:
-            if wire.owed is not None:
-                wire.owed.reweigh(factor)
+        for debt in self._debts:
+            debt.kept.reweigh(factor)
 
     def follow(self, loss_scale: float) -> None:
         """The gradients that come now are of a loss multiplied by that: what is owed of earlier ones has to be, too."""
         if self._loss_scale not in (None, loss_scale):
-            for wire in self._wires:
-                if wire.owed is not None:
-                    wire.owed.scale(loss_scale / self._loss_scale)
+            for debt in self._debts:
+                debt.kept.scale(loss_scale / self._loss_scale)
         self._loss_scale = loss_scale
 
     def undo(self) -> None:
         """The last exchange was for nothing."""
-        for each in self._tentatives():
-            each.undo()
+        for account in self._accounts:
+            account.kept.undo()
 
     def leave(self, parameter: int) -> None:
         """In the last exchange no rank had a gradient of this parameter, so nothing is made of what was owed of it."""
-        for bucket, wire in zip(self._plan, self._wires, strict=True):
-            for slot in bucket.slots if wire.owed is not None else ():
-                if slot.parameter == parameter:
-                    assert wire.owed is not None
-                    wire.owed.leave(slot.offset, slot.offset + slot.numel)
+        for debt in self._debts:
+            for place in debt.places:
+                if place.parameter == parameter:
+                    debt.kept.leave(place.begin, place.begin + place.numel)
 
     def absorb(self, other: Feedback) -> None:
         """Owe what another account of the same plan owes, too, which owes nothing then."""
-        for wire, its in zip(self._wires, other._wires, strict=True):
-            if wire.owed is not None and its.owed is not None and its.owed.settled is not None:
-                owed = its.owed.settled * ((self._loss_scale or 1.0) / (other._loss_scale or 1.0))
-                wire.owed.settled = owed if wire.owed.settled is None else wire.owed.settled + owed
-                its.owed.settled = None
+        factor = (self._loss_scale or 1.0) / (other._loss_scale or 1.0)
+        for debt, its in zip(self._debts, other._debts, strict=True):
+            if its.kept.settled is not None:
+                owed = its.kept.settled * factor
+                debt.kept.settled = owed if debt.kept.settled is None else debt.kept.settled + owed
+                its.kept.settled = None
 
     def clear(self) -> None:
         """Remember nothing."""
-        for each in self._tentatives():
-            each.settled = None
-            each.forget()
+        for account in self._accounts:
+            account.kept.restore({})
         self._loss_scale = None
 
     def state(self) -> dict[str, Any]:
-        """What is remembered, by parameter, for `restore`; copies. It owes nothing yet of a step that isn't made."""
+        """What is remembered, for `restore`: by name, by when it counts, by parameter. Copies."""
         found: dict[str, Any] = {"loss_scale": self._loss_scale}
-        for when in ("settled", "pending"):
-            owed: dict[int, Tensor] = {}
-            factors: dict[int, Tensor] = {}
-            for bucket, wire in zip(self._plan, self._wires, strict=True):
-                sizes = [slot.numel for slot in bucket.slots]
-                for kept, cut, into in ((wire.owed, sizes, owed), (wire.factors, wire.factor_sizes, factors)):
-                    whole: Tensor | None = None if kept is None else getattr(kept, when)
-                    if whole is None:
-                        continue
-                    begins = [slot.offset for slot in bucket.slots] if into is owed else _begins(cut)
-                    for slot, begin, numel in zip(bucket.slots, begins, cut, strict=True):
-                        into[slot.parameter] = whole[begin : begin + numel].clone()
-            found[when] = {"owed": owed, "factors": factors}
+        for name in NAMES:
+            found[name] = {"settled": {}, "pending": {}}
+        for account in self._accounts:
+            for when, whole in account.kept.state().items():
+                for parameter, begin, numel in account.places:
+                    found[account.name][when][parameter] = whole[begin : begin + numel].clone()
         return found
 
     def restore(self, state: Mapping[str, Any], numbers: Mapping[int, int]) -> None:
@@ -107,28 +138,15 @@ class Feedback:
         Args:
             numbers: by parameter then, its number now, of those that are still there; the others' is forgotten.
         """
-        self.clear()
         self._loss_scale = state["loss_scale"]
-        for when in ("settled", "pending"):
-            owed, factors = (
-                {numbers[then]: tensor for then, tensor in state[when][name].items() if then in numbers}
-                for name in ("owed", "factors")
-            )
-            for bucket, wire, buffer in zip(self._plan, self._wires, self._buffers, strict=True):
-                known = [slot for slot in bucket.slots if slot.parameter in owed]
-                if wire.owed is not None and known:
-                    whole = torch.zeros_like(buffer)
-                    for slot in known:
-                        whole[slot.offset : slot.offset + slot.numel].copy_(owed[slot.parameter])
-                    setattr(wire.owed, when, whole)
-                if wire.factors is not None and bucket.slots and all(at in factors for at in bucket.parameters):
-                    parts = [factors[at].to(buffer.device) for at in bucket.parameters]
-                    setattr(wire.factors, when, torch.cat(parts))
-
-    def _tentatives(self) -> Iterator[Tentative]:
-        for wire in self._wires:
-            yield from (each for each in (wire.owed, wire.factors) if each is not None)
-
-
-def _begins(sizes: Sequence[int]) -> list[int]:
-    return [sum(sizes[:at]) for at in range(len(sizes))]
+        then = {now: before for before, now in numbers.items()}
+        for account in self._accounts:
+            wholes = {}
+            for when, parts in state[account.name].items():
+                known = [place for place in account.places if then.get(place.parameter) in parts]
+                # of debts each counts for itself; power iterations of a bucket go on together or begin anew together
+                if known and (account.name == "owed" or len(known) == len(account.places)):
+                    wholes[when] = account.like.new_zeros(account.size)
+                    for parameter, begin, numel in known:
+                        wholes[when][begin : begin + numel].copy_(parts[then[parameter]])
+            account.kept.restore(wholes)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from torch import Tensor
 
@@ -48,6 +48,15 @@ class Tentative:
         """What was begun last was for nothing between these places."""
         if self.pending is not None:
             self.pending[begin:end] = 0.0 if self._before is None else self._before[begin:end]
+
+    def state(self) -> dict[str, Tensor]:
+        """What there is of "settled" and "pending"."""
+        both = {"settled": self.settled, "pending": self.pending}
+        return {when: whole for when, whole in both.items() if whole is not None}
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Be what `state` told."""
+        self.settled, self.pending, self._before = state.get("settled"), state.get("pending"), None
 
     def settle(self) -> None:
         """The step was made."""
