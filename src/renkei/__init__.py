@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from renkei import hooks as hooks
     from renkei.communicators.communicator import Communicator as Communicator
     from renkei.communicators.factory import create_communicator as create_communicator
+    from renkei.communicators.membership import join as join
     from renkei.data.loader import DataLoader as DataLoader
     from renkei.data.scatter import scatter_dataset as scatter_dataset
     from renkei.data.scatter import scatter_index as scatter_index
@@ -26,7 +27,11 @@ if TYPE_CHECKING:
     from renkei.gradients.compression.formats import Int8 as Int8
     from renkei.gradients.compression.formats import PowerSgd as PowerSgd
     from renkei.launch.local import run as run
+    from renkei.optim.local_updates import LocalUpdates as LocalUpdates
     from renkei.optim.multi_node import MultiNodeOptimizer as MultiNodeOptimizer
+    from renkei.optim.outer import average as average
+    from renkei.optim.outer import nesterov as nesterov
+    from renkei.optim.schedules import post_local as post_local
     from renkei.topology import Topology as Topology
     from renkei.training.batch_norm_statistics import pool_batch_norm as pool_batch_norm
     from renkei.training.evaluation import evaluate as evaluate
@@ -45,6 +50,7 @@ _HOMES = {
     "GradientError": "renkei.errors",
     "Int8": "renkei.gradients.compression.formats",
     "LaunchError": "renkei.errors",
+    "LocalUpdates": "renkei.optim.local_updates",
     "MismatchError": "renkei.errors",
     "MultiNodeOptimizer": "renkei.optim.multi_node",
     "PeerLostError": "renkei.errors",
@@ -54,11 +60,15 @@ _HOMES = {
     "Topology": "renkei.topology",
     "UnevenBatchError": "renkei.errors",
     "UsageError": "renkei.errors",
+    "average": "renkei.optim.outer",
     "create_communicator": "renkei.communicators.factory",
     "evaluate": "renkei.training.evaluation",
     "gather_by_sample": "renkei.training.evaluation",
     "hooks": "renkei",  # a module of its own
+    "join": "renkei.communicators.membership",
+    "nesterov": "renkei.optim.outer",
     "pool_batch_norm": "renkei.training.batch_norm_statistics",
+    "post_local": "renkei.optim.schedules",
     "predict": "renkei.training.evaluation",
     "run": "renkei.launch.local",
     "scatter_dataset": "renkei.data.scatter",

@@ -110,7 +110,7 @@ def _introduce(environment: LaunchEnvironment, rank: int, size: int, store: dist
         rank=rank,
         size=size,
         nodes=nodes,
-        address="127.0.0.1" if one_host else _address_towards(environment.address),
+        address="127.0.0.1" if one_host else address_towards(environment.address),
         store=store,
     )
 
@@ -191,7 +191,7 @@ def _meet_over_mpi(environment: LaunchEnvironment, timeout: float) -> tuple[Laun
     return replace(environment, address=address, port=port), listener
 
 
-def _address_towards(address: str | None) -> str:
+def address_towards(address: str | None) -> str:
     """This host's address on the way to another host. No packet is sent: connecting UDP only asks the routing table."""
     outside = "192.0.2.1"  # reserved for documentation (RFC 5737): stands for anywhere else
     for target in filter(None, (address, outside)):

@@ -175,6 +175,17 @@ class Turns:
         if self._late is not None and other._late is not None:
             self._late.tally = other._late.tally
 
+    def inherit(self, other: Turns) -> None:
+        """Owe what `other`, of the same parameters, owed before its last exchanges, which were for nothing."""
+        numbers = {at: at for at in range(len(self._parameters))}
+        mine = self._in_order()
+        for at, exchange in enumerate(other._in_order()):
+            exchange.feedback.forget()
+            if at < len(mine):
+                mine[at].feedback.restore(exchange.feedback.state(), numbers)
+            else:
+                mine[0].feedback.absorb(exchange.feedback)
+
     def clear(self) -> None:
         """Forget all there was; what is on its way is awaited."""
         self._hold()

@@ -145,12 +145,22 @@ class MultiNodeOptimizer(Optimizer):
         finally:
             self._reducer.accumulating = before
 
-    def synchronize(self) -> None:
+    def synchronize(self, weight: float | None = None) -> None:
         """Make sure that ``.grad`` holds the mean over ranks, unless inside `accumulate`.
 
-        Only needed on a rank that has not run a backward pass in this step and looks at gradients before `step`.
+        Only needed on a rank that has not run a backward pass in this step and looks at gradients before `step`, and
+        where gradients come from no backward pass at all.
+
+        Args:
+            weight: how much what ``.grad`` holds counts in the mean, as in `backward`, where no backward pass did that.
         """
-        if not self._reducer.accumulating:
+        if weight is not None:
+            for parameter in self._parameters():
+                if parameter.grad is not None:
+                    parameter.grad.mul_(weight)
+            with self._reducer.backward_of(weight):
+                pass
+        elif not self._reducer.accumulating:
             self._reducer.complete()
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -292,6 +302,13 @@ class MultiNodeOptimizer(Optimizer):
     def seconds_waited(self) -> float:
         """Time spent so far waiting for gradients that other ranks had not sent yet."""
         return self._waited_before + self._reducer.waited
+
+    def inherit(self, other: MultiNodeOptimizer) -> None:
+        """Owe what another optimizer of the same parameters, maybe on other ranks, owed before its last exchanges.
+
+        Those, of which some rank may have got no result, were for nothing.
+        """
+        self._reducer.turns.inherit(other._reducer.turns)
 
     def close(self) -> None:
         """Stop exchanging; the parameters and the inner optimizer are left as they are."""

@@ -38,3 +38,8 @@ def gradual_warmup(schedule: Schedule, epochs: float, start: float = 0.0) -> Sch
         return schedule(epoch) * (start + (1 - start) * max(0.0, epoch) / epochs)
 
     return rate
+
+
+def post_local(begin: int, every: int) -> Callable[[int], int]:
+    """For `LocalUpdates`: rounds of one step up to step `begin`, then of `every` (post-local SGD, Lin et al. 2018)."""
+    return lambda step: 1 if step < begin else every

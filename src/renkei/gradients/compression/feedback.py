@@ -40,6 +40,12 @@ class _Account(NamedTuple):
     like: Tensor
     size: int
 
+    def owe(self, place: _Place, more: Tensor) -> None:
+        """Add to what counts of a parameter's part."""
+        if self.kept.settled is None:
+            self.kept.settled = self.like.new_zeros(self.size)
+        self.kept.settled[place.begin : place.begin + place.numel].add_(more)
+
 
 class Feedback:
     """The account of what was lost on the way (error feedback), and where power iterations go on.
@@ -107,13 +113,15 @@ class Feedback:
                     debt.kept.leave(place.begin, place.begin + place.numel)
 
     def absorb(self, other: Feedback) -> None:
-        """Owe what another account of the same plan owes, too, which owes nothing then."""
+        """Owe what another account of the same parameters owes, too, which owes nothing then."""
         factor = (self._loss_scale or 1.0) / (other._loss_scale or 1.0)
-        for debt, its in zip(self._debts, other._debts, strict=True):
-            if its.kept.settled is not None:
-                owed = its.kept.settled * factor
-                debt.kept.settled = owed if debt.kept.settled is None else debt.kept.settled + owed
-                its.kept.settled = None
+        for parameter, owed in other.state()["owed"]["settled"].items():
+            for debt in self._debts:
+                for place in debt.places:
+                    if place.parameter == parameter:
+                        debt.owe(place, owed * factor)
+        for debt in other._debts:
+            debt.kept.settled = None
 
     def clear(self) -> None:
         """Remember nothing."""
