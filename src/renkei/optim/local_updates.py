@@ -200,7 +200,7 @@ class LocalUpdates:
     def _commit(self, exchanged: MultiNodeOptimizer) -> None:
         """Step with that mean."""
         exchanged.step()
-        self._given = self._moved if exchanged.double_buffering else None
+        self._given = self._moved if exchanged.double_buffering and self._has_moved else None
         self._moved, self._has_moved = [torch.zeros_like(moved) for moved in self._moved], False
         self.rounds += 1
 
