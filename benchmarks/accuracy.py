@@ -40,8 +40,10 @@ class Contestant:
     Attributes:
         wire: how they travel.
         is_late: double buffering.
+        looks_ahead: as Renkei does there, each rank with its own gradient.
         punctual_epochs: without it in the beginning.
         compensation: of the lateness, see `compensate`.
+        ahead: gradients are computed where so many times the last step more would lead, see `look_ahead`.
         halves: half of each batch at parameters that half of the last one told, see `Halves`.
         every: steps of a round of local updates; 0 for none.
         outer_rate, outer_momentum: of their outer optimizer.
@@ -52,8 +54,10 @@ class Contestant:
     learning_rate: float
     wire: str = "fp32"
     is_late: bool = False
+    looks_ahead: bool = False
     punctual_epochs: int = 0
     compensation: float = 0.0
+    ahead: float = 0.0
     halves: bool = False
     every: int = 0
     outer_rate: float = 1.0
@@ -107,7 +111,9 @@ class Together:
                 inner, comm, model=model, every=how.every, wire=how.wire, outer=outer, overlap=how.is_late
             )
         else:
-            self.optimizer = renkei.MultiNodeOptimizer(inner, comm, model=model, wire=how.wire)
+            self.optimizer = renkei.MultiNodeOptimizer(
+                inner, comm, model=model, wire=how.wire, look_ahead=how.looks_ahead
+            )
         self.before = [parameter.detach().clone() for parameter in model.parameters()]
         self.halves = Halves(comm, model, inner) if how.halves else None
 
@@ -123,7 +129,11 @@ class Together:
             self.halves.backward(self.optimizer, inputs, target)
             optimizer.step()
             return
+        if self.how.ahead:
+            exact = look_ahead(self.model, self.before, self.how.ahead)
         loss_of(self.model, inputs, target).backward()
+        if self.how.ahead:
+            be(self.model, exact)
         if self.how.compensation:
             compensate(self.model, self.before, self.how.compensation)
         optimizer.step()
@@ -154,6 +164,26 @@ def compensate(model: nn.Module, before: list[Tensor], strength: float) -> None:
         then.copy_(parameter)
 
 
+@torch.no_grad()
+def look_ahead(model: nn.Module, before: list[Tensor], steps: float) -> list[Tensor]:
+    """Go on from the parameters as the last step went; returns where they were.
+
+    What is computed there is used a step later, when they will be about there (linear weight prediction, Kosson et al.
+    2021, Pipelined backpropagation at scale, section 3.2, with the last step for the velocity).
+    """
+    exact = [parameter.detach().clone() for parameter in model.parameters()]
+    for parameter, now, then in zip(model.parameters(), exact, before, strict=True):
+        parameter.add_(now - then, alpha=steps)
+        then.copy_(now)
+    return exact
+
+
+@torch.no_grad()
+def be(model: nn.Module, values: Sequence[Tensor]) -> None:
+    for parameter, value in zip(model.parameters(), values, strict=True):
+        parameter.copy_(value)
+
+
 class Halves:
     """Half-batch correction as in ACCO (Nabli et al. 2024): what is late is only an estimate.
 
@@ -170,19 +200,14 @@ class Halves:
         half = len(target) // 2
         parameters = list(self.model.parameters())
         exact = [parameter.detach().clone() for parameter in parameters]
-        self._be(self.estimate or exact)
+        be(self.model, self.estimate or exact)
         with optimizer.accumulate():
             (loss_of(self.model, inputs[:half], target[:half]) / 2).backward()
         first = torch.cat([2 * parameter.grad.flatten() for parameter in parameters if parameter.grad is not None])
         mean = self.comm.all_reduce(first, "mean").split([parameter.numel() for parameter in parameters])
-        self._be(exact)
+        be(self.model, exact)
         (loss_of(self.model, inputs[half:], target[half:]) / 2).backward()
         self.estimate = [self._stepped(at, gradient) for at, gradient in zip(parameters, mean, strict=True)]
-
-    @torch.no_grad()
-    def _be(self, values: Sequence[Tensor]) -> None:
-        for parameter, value in zip(self.model.parameters(), values, strict=True):
-            parameter.copy_(value)
 
     @torch.no_grad()
     def _stepped(self, parameter: Tensor, gradient: Tensor) -> Tensor:
@@ -198,6 +223,7 @@ class Halves:
 
 RATES = (0.2, 0.4, 0.8, 1.6)
 COMPENSATIONS = (0.04, 1.0)
+AHEAD = (1.0, 2.0)
 ROUNDS = {(13, "int8"): ((1.0, 0.0), (0.7, 0.5), (1.0, 0.5), (0.7, 0.9)), (50, "fp32"): ((1.0, 0.0), (0.7, 0.9))}
 
 
@@ -206,6 +232,9 @@ def candidates(rate: float) -> Iterator[Contestant]:
     for strength in COMPENSATIONS:
         yield Contestant(f"late, compensated {strength}", rate, "bf16", True, compensation=strength)
     yield Contestant("late", rate, "bf16", True)
+    yield Contestant("late, looks ahead with own gradients", rate, "bf16", True, True)
+    for steps in AHEAD:
+        yield Contestant(f"late, looks {steps} steps ahead along the last", rate, "bf16", True, ahead=steps)
     yield Contestant("late after an epoch", rate, "bf16", True, punctual_epochs=1)
     yield Contestant("halves", rate, "bf16", halves=True)
     for (every, wire), outers in ROUNDS.items():  # 52 and 50 times less traffic than fp32 gradients in each step
@@ -238,14 +267,14 @@ def choose(comm: Communicator, record: Record | None, training_set: ImageDataset
 
 def contestants() -> list[Contestant]:
     """With what was chosen."""
-    rate = 0.4
+    rate, local = 0.8, "local updates, every 13 steps, int8"
     return [
         Contestant("punctual, fp32", rate),
-        Contestant("double buffering, bf16", rate, "bf16", True),
-        Contestant("double buffering, bf16, first epoch punctual", rate, "bf16", True, punctual_epochs=1),
+        Contestant("double buffering, bf16", rate, "bf16", True, True),
+        Contestant("double buffering, bf16, without looking ahead", rate, "bf16", True),
         Contestant("int8, error feedback", rate, "int8"),
         Contestant("PowerSGD, rank 4", rate, "power_sgd"),
-        Contestant("local updates, every 13 steps, int8", rate, "int8", every=13, outer_rate=0.7, outer_momentum=0.5),
+        Contestant(local, rate, "int8", every=13, outer_rate=1.0, outer_momentum=0.5),
     ]
 
 

@@ -60,7 +60,9 @@ def alone(late_from: int = 0, late_until: int = 20, steps: int = 20) -> list[Ten
 
 def on_rank(comm: Communicator, sizes: Sequence[int], late_from: int = 0, late_until: int = 20) -> list[Tensor]:
     model = build(mlp).double()
-    optimizer = MultiNodeOptimizer(sgd(model.parameters()), comm, model=model, double_buffering=late_from == 0)
+    optimizer = MultiNodeOptimizer(
+        sgd(model.parameters()), comm, model=model, double_buffering=late_from == 0, look_ahead=False
+    )
     mine = slice_of(comm.rank, sizes)
     for step in range(20):
         if step in (late_from, late_until):

@@ -34,6 +34,8 @@ class Exchange:
         packed: by parameter, whether its gradient is in its bucket.
         waited: seconds spent so far waiting for sums that had not come when they were needed.
         feedback: what has been lost on the way and is still to be given.
+        expected_weight: the total weight of the last exchange, by which gradients of the next are divided on their way.
+        keeps_own: whether this rank's own gradients are kept while those of all ranks are on their way.
     """
 
     def __init__(
@@ -52,11 +54,13 @@ class Exchange:
         ]
         self.feedback = Feedback(plan, self._wires, self._flat.buffers)
         self._works: list[Work] = []
-        self._expect_weight(carrier.num_addends)
+        self.expect_weight(carrier.num_addends)
         self.is_open = False
         self.loss_scale: float | None = None
         self.packed = [False] * len(parameters)
         self.waited = 0.0
+        self.keeps_own = False
+        self._own: list[Tensor | None] = [None] * len(parameters)
 
     def begin(self, ballot: Ballot, loss_scale: float | None = None) -> None:
         """Open the next exchange. What `ballot` says of parameters and of giving up is corrected before it is sent.
@@ -79,6 +83,8 @@ class Exchange:
                 f"rank {self._carrier.rank}: {self._names[at]} has a sparse gradient, which can't be put in a bucket; "
                 "build the layer with sparse=False"
             )
+        if self.keeps_own:
+            self._own[at] = gradient.detach() if not self._flat.holds(gradient) else gradient.clone()
         self._flat.pack(at, self._scale)
         self.packed[at] = True
 
@@ -112,10 +118,10 @@ class Exchange:
             for at, count in enumerate(tally.counts):
                 if not count:
                     self.feedback.leave(at)
-        if tally.weight not in (0, self._expected_weight):
-            self._flat.scale(self._expected_weight / tally.weight)
-            self.feedback.reweigh(self._expected_weight / tally.weight)
-            self._expect_weight(tally.weight)
+        if tally.weight not in (0, self.expected_weight):
+            self._flat.scale(self.expected_weight / tally.weight)
+            self.feedback.reweigh(self.expected_weight / tally.weight)
+            self.expect_weight(tally.weight)
         return tally
 
     def hand_out(self, tally: Tally) -> None:
@@ -127,6 +133,15 @@ class Exchange:
     def means(self, tally: Tally) -> list[Tensor | None]:
         """By parameter, a view of its mean; None for one that no rank had a gradient for."""
         return [self._flat.view(at) if count else None for at, count in enumerate(tally.counts)]
+
+    def take_own(self) -> list[Tensor | None]:
+        """By parameter, this rank's own gradient in the last exchange, of its plain mean loss, if there was one."""
+        own, self._own = self._own, [None] * len(self._parameters)
+        weight = 1.0 if self._ballot.weight is None else self._ballot.weight
+        scale = weight * (self.loss_scale or 1.0)
+        if not scale:
+            return [None] * len(own)
+        return [each if each is None or scale == 1 else each / scale for each in own]
 
     def give_up(self) -> None:
         """Let the others' exchange end, and let them know that this rank's gradients are missing from it."""
@@ -148,9 +163,9 @@ class Exchange:
         self.waited += time.perf_counter() - begin
         return total
 
-    def _expect_weight(self, weight: float) -> None:
+    def expect_weight(self, weight: float) -> None:
         """Let gradients be divided by this total weight on their way; if it turns out another, once more after."""
-        self._expected_weight = weight
+        self.expected_weight = weight
         # a tensor, which multiplies twice as quickly as a number would
         self._scale = torch.tensor(1 / weight, dtype=torch.float64, device="cpu")
 

@@ -47,6 +47,11 @@ class FlatGradients:
         """The last elements of the last buffer."""
         return self.pieces[-1][-1]
 
+    def holds(self, gradient: Tensor) -> bool:
+        """Whether a gradient lies in a buffer."""
+        begin = gradient.untyped_storage().data_ptr()
+        return any(begin == buffer.untyped_storage().data_ptr() for buffer in self.buffers)
+
     def pack(self, at: int, scale: Tensor) -> None:
         """Put ``scale x .grad`` in its place, in one pass over memory, and let ``.grad`` be that place."""
         gradient = self._parameters[at].grad

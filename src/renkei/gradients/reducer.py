@@ -50,7 +50,7 @@ class Reducer:
         before_plain: called before the first gradient of an exchange whose loss carries no weight.
         wire_format: how the buckets travel.
         loss_scale: tells what losses are multiplied by now, if that changes.
-        is_late: see `Turns`.
+        is_late, keeps_own: see `Turns`.
 
     Attributes:
         accumulating: whether gradients stay on this rank for now.
@@ -70,6 +70,7 @@ class Reducer:
         wire_format: WireFormat | None = None,
         loss_scale: Callable[[], float] | None = None,
         is_late: bool = False,
+        keeps_own: bool = False,
     ) -> None:
         wire_format = wire_format or Fp32()
         self._parameters, self._names = list(parameters), list(names)
@@ -87,6 +88,7 @@ class Reducer:
             self._parameters,
             lambda: Exchange(self._parameters, self._names, self.plan, carrier, wire_format),
             is_late=is_late,
+            keeps_own=keeps_own,
         )
         self._loss_scale = loss_scale
         self._readiness: Readiness | Learning = (
@@ -150,6 +152,11 @@ class Reducer:
         """Whether no backward pass has begun that no step was made with."""
         begun = self._step.is_exchanged or self._step.is_owing or self._exchange.is_open or self.accumulating
         return not (self._is_armed and begun)
+
+    @property
+    def parameters(self) -> list[Parameter]:
+        """Whose gradients."""
+        return self._parameters
 
     @property
     def names(self) -> list[str]:

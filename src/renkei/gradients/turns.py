@@ -49,10 +49,15 @@ class Turns:
         current: the exchange that gradients go to.
         is_late: whether steps are made with the gradients of the step before.
         has_nothing_to_step_with: whether ``.grad`` is nobody's mean: in the first step of those that are late.
+        own: by parameter, this rank's own gradient of those whose mean is late, if `keeps_own`.
+        keeps_own: whether to keep them.
     """
 
-    def __init__(self, parameters: Sequence[Parameter], make: Callable[[], Exchange], *, is_late: bool) -> None:
-        self._parameters, self._make = parameters, make
+    def __init__(
+        self, parameters: Sequence[Parameter], make: Callable[[], Exchange], *, is_late: bool, keeps_own: bool = False
+    ) -> None:
+        self._parameters, self._make, self.keeps_own = parameters, make, keeps_own
+        self.own: list[Tensor | None] | None = None
         self.current = make()
         self._exchanges = [self.current]
         self._sent: Exchange | None = None
@@ -71,6 +76,8 @@ class Turns:
     def become_late(self) -> None:
         """From now on make steps with the gradients of the step before; a collective operation."""
         self._other()
+        for exchange in self._exchanges:
+            exchange.keeps_own = self.keeps_own
         self.is_late = True
 
     def become_punctual(self) -> None:
@@ -80,6 +87,7 @@ class Turns:
         for exchange in self._exchanges:
             if exchange is not self.current:
                 self.current.feedback.absorb(exchange.feedback)
+            exchange.keeps_own = False
         self.is_late = False
 
     def finish(self) -> Tally | None:
@@ -100,6 +108,7 @@ class Turns:
         late, self._late = self._late, None
         loss_scale = self.current.loss_scale
         self._sent, self.current = self.current, self._other()
+        self.own = self._sent.take_own() if self.keeps_own else None
         self.has_nothing_to_step_with = late is None
         self._use(late, loss_scale)
         return None if late is None else late.tally
@@ -107,7 +116,7 @@ class Turns:
     def take_late(self) -> bool:
         """Let ``.grad`` be the means that no step has been made with, not scaled; tells whether there are any."""
         self._hold()
-        late, self._late = self._late, None
+        late, self._late, self.own = self._late, None, None
         if late is not None:
             self._use(late, 1.0)
         return late is not None
@@ -144,7 +153,10 @@ class Turns:
             means = {at: mean.clone() for at, mean in enumerate(self._late.means) if mean is not None}
             late = {"means": means, "loss_scale": self._late.loss_scale, "exchange": order.index(self._late.exchange)}
         used = None if self._used is None else order.index(self._used)
-        return {"late": late, "used": used, "feedback": [exchange.feedback.state() for exchange in order]}
+        own = None if self.own is None else {at: each.clone() for at, each in enumerate(self.own) if each is not None}
+        feedback = [exchange.feedback.state() for exchange in order]
+        weights = [exchange.expected_weight for exchange in order]  # another would round otherwise
+        return {"late": late, "used": used, "own": own, "weights": weights, "feedback": feedback}
 
     def restore(self, state: Mapping[str, Any], numbers: Mapping[int, int]) -> None:
         """Go on from what `state` told, and forget all else; a collective operation.
@@ -156,17 +168,23 @@ class Turns:
         if len(state["feedback"]) > 1:
             self._other()
         order = self._in_order()
-        for exchange, feedback in zip(order, state["feedback"], strict=False):
+        for exchange, weight, feedback in zip(order, state["weights"], state["feedback"], strict=False):
+            exchange.expect_weight(weight)
             exchange.feedback.restore(feedback, numbers)
         self._used = None if state["used"] is None else order[state["used"]]
+        self.own = None if state["own"] is None else self._by_parameter(state["own"], numbers)
         late = state["late"]
         if late is not None:
-            means: list[Tensor | None] = [None] * len(self._parameters)
-            for then, mean in late["means"].items():
-                if then in numbers:
-                    parameter = self._parameters[numbers[then]]
-                    means[numbers[then]] = mean.to(parameter.device, parameter.dtype)
+            means = self._by_parameter(late["means"], numbers)
             self._late = _Late(means, late["loss_scale"], order[late["exchange"]], None)
+
+    def _by_parameter(self, then: Mapping[int, Tensor], numbers: Mapping[int, int]) -> list[Tensor | None]:
+        found: list[Tensor | None] = [None] * len(self._parameters)
+        for at, gradient in then.items():
+            if at in numbers:
+                parameter = self._parameters[numbers[at]]
+                found[numbers[at]] = gradient.to(parameter.device, parameter.dtype)
+        return found
 
     def take_over(self, other: Turns, numbers: Mapping[int, int]) -> None:
         """Go on where `other` was, with other buckets or parameters: see `restore`."""
@@ -189,7 +207,7 @@ class Turns:
     def clear(self) -> None:
         """Forget all there was; what is on its way is awaited."""
         self._hold()
-        self._late = self._used = None
+        self._late = self._used = self.own = None
         for exchange in self._exchanges:
             exchange.feedback.clear()
 

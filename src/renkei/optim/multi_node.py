@@ -20,6 +20,7 @@ from renkei.gradients.readiness import Habits
 from renkei.gradients.reducer import Reducer
 from renkei.optim import saved_gradients
 from renkei.optim.initial_state import broadcast_state, check_alike, check_chosen_alike, describe, tensors_of
+from renkei.optim.look_ahead import LookAhead, watch_forward
 
 # why ranks meet, in numbers that no exchange of gradients has
 _TO_REORDER = 0
@@ -62,6 +63,10 @@ class MultiNodeOptimizer(Optimizer):
             is owed of a step before has that step's scale, and for double buffering, where the gradients have.
         double_buffering: whether each step is made with the gradients of the step before, whose exchange so has a whole
             step's time; see `flush`. The same on all ranks.
+        look_ahead: whether gradients that will be late are computed where this rank's own last ones would lead, which
+            makes up for most of it (see `renkei.optim.look_ahead`); that is from the beginning of ``model(...)`` to
+            `step`, in between which parameters so differ by rank. Takes the memory of another copy of parameters,
+            gradients and state; needs `model`. What is done to gradients before a step, as clipping, isn't foreseen.
 
     Attributes:
         inner: the wrapped optimizer.
@@ -89,6 +94,7 @@ class MultiNodeOptimizer(Optimizer):
         wire: str | WireFormat = "fp32",
         grad_scaler: torch.amp.GradScaler | None = None,
         double_buffering: bool = False,
+        look_ahead: bool = True,
     ) -> None:
         # Not super().__init__(): param_groups, state and hooks are the inner optimizer's.
         if not isinstance(inner, Optimizer):
@@ -98,10 +104,13 @@ class MultiNodeOptimizer(Optimizer):
         self._model = model
         self._wire_format = read_format(wire)
         self._grad_scaler = grad_scaler
-        self._double_buffering = double_buffering
+        self._double_buffering, self._look_ahead = double_buffering, look_ahead and model is not None
         self._comm = comm.duplicate()
         self._waited_before = 0.0
-        check_chosen_alike(self._comm, f"wire={self._wire_format}, double_buffering={double_buffering}")
+        chosen = f"wire={self._wire_format}, double_buffering={double_buffering}, look_ahead={look_ahead}"
+        check_chosen_alike(self._comm, chosen)
+        self._ahead = LookAhead(inner)
+        self._hooks = [watch_forward(model, self._go_ahead)] if model is not None and look_ahead else []
         self._start_alike()
         self._reducer = self._plan(None)
 
@@ -204,6 +213,7 @@ class MultiNodeOptimizer(Optimizer):
             UsageError: a backward pass has begun, and no step was made with it.
         """
         turns = self._reducer.turns
+        self._ahead.come_back()
         if not self._reducer.is_between_steps:
             raise UsageError(
                 f"rank {self._comm.rank}: flush() was called, or double_buffering set, between backward() and step(); "
@@ -228,7 +238,17 @@ class MultiNodeOptimizer(Optimizer):
         total, weights = self._comm.all_reduce(mine)
         return total / weights if weights else None
 
+    def _go_ahead(self) -> None:
+        """A forward pass begins."""
+        own = self._reducer.turns.own
+        there = [] if own is None else [gradient for gradient in own if gradient is not None]
+        if own is None or not there:
+            return
+        if self._grad_scaler is None or all(bool(gradient.isfinite().all()) for gradient in there):
+            self._ahead.go(self._reducer.parameters, own)
+
     def _complete(self) -> None:
+        self._ahead.come_back()
         for parameter, name in self._untrained:
             if parameter.grad is not None:
                 raise UsageError(
@@ -250,6 +270,7 @@ class MultiNodeOptimizer(Optimizer):
         Where error is fed back or gradients are late, also those and how they come, so that a resumed run has the same
         bits if each rank saves and loads its own.
         """
+        self._ahead.come_back()
         state = self.inner.state_dict()
         if self._reducer.turns.has_state:
             state[saved_gradients.KEY] = saved_gradients.save(self._reducer, self._place())
@@ -260,6 +281,7 @@ class MultiNodeOptimizer(Optimizer):
 
         Where error is fed back or gradients are late, this is a collective operation.
         """
+        self._ahead.come_back()
         self.inner.load_state_dict({name: value for name, value in state_dict.items() if name != saved_gradients.KEY})
         if self._reducer.turns.has_state:
             self._restore(state_dict.get(saved_gradients.KEY))
@@ -277,7 +299,7 @@ class MultiNodeOptimizer(Optimizer):
 
     def _place(self) -> list[Any]:
         """Whose state it is."""
-        how = [repr(self._wire_format), self._double_buffering]
+        how = [repr(self._wire_format), self._double_buffering, self._look_ahead]
         return [self._comm.rank, self._comm.size, *how, *self._reducer.names]
 
     def __repr__(self) -> str:
@@ -293,6 +315,7 @@ class MultiNodeOptimizer(Optimizer):
             wire=self._wire_format,
             grad_scaler=self._grad_scaler,
             double_buffering=self._double_buffering,
+            look_ahead=self._look_ahead,
         )
 
     def __reduce__(self) -> str:
@@ -312,6 +335,9 @@ class MultiNodeOptimizer(Optimizer):
 
     def close(self) -> None:
         """Stop exchanging; the parameters and the inner optimizer are left as they are."""
+        self._ahead.come_back()
+        for hook in self._hooks:
+            hook.remove()
         self._reducer.close()
         self._comm.close()
 
@@ -345,12 +371,14 @@ class MultiNodeOptimizer(Optimizer):
             wire_format=self._wire_format,
             loss_scale=None if self._grad_scaler is None else self._grad_scaler.get_scale,
             is_late=self._double_buffering,
+            keeps_own=self._look_ahead,
         )
         if len(set(self._comm.all_gather_object(fingerprint(reducer.plan)))) > 1:
             raise MismatchError("ranks have planned different buckets; use the same dtypes and device types on all")
         return reducer
 
     def _restructure(self) -> None:
+        self._ahead.come_back()
         self._reducer.meet(why=_TO_RESTRUCTURE)
         self._start_alike()
         self._replan(None)
