@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from renkei import hooks as hooks
     from renkei.communicators.communicator import Communicator as Communicator
     from renkei.communicators.factory import create_communicator as create_communicator
+    from renkei.communicators.membership import Members as Members
     from renkei.communicators.membership import join as join
     from renkei.data.loader import DataLoader as DataLoader
     from renkei.data.scatter import scatter_dataset as scatter_dataset
@@ -51,6 +52,7 @@ _HOMES = {
     "Int8": "renkei.gradients.compression.formats",
     "LaunchError": "renkei.errors",
     "LocalUpdates": "renkei.optim.local_updates",
+    "Members": "renkei.communicators.membership",
     "MismatchError": "renkei.errors",
     "MultiNodeOptimizer": "renkei.optim.multi_node",
     "PeerLostError": "renkei.errors",

@@ -69,6 +69,17 @@ class Hosts:
         for name, end in self._ends(host):
             run("tc", "-n", name, "qdisc", "replace", "dev", end, "root", "tbf", "rate", rate, *_SHAPE)
 
+    def lose(self, host: int, share: float) -> None:
+        """Let a host's cable lose a random share of what is sent to it."""
+        rule = ("INPUT", "-i", "eth0", "-m", "statistic", "--mode", "random", "--probability", str(share), "-j", "DROP")
+        run("ip", "netns", "exec", self.names[host], "iptables", "-A", *rule)
+
+    def bytes_sent(self, host: int) -> int:
+        """What a host has sent so far, headers and all."""
+        statistics = "/sys/class/net/eth0/statistics/tx_bytes"  # of the namespace only where that is mounted anew
+        command = ["ip", "netns", "exec", self.names[host], "cat", statistics]
+        return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
     def cut(self, host: int) -> None:
         """Let nothing through a host's cable; what is on its way is lost."""
         name, end = self._ends(host)[1]

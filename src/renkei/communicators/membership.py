@@ -114,6 +114,11 @@ class Members:
         self._comm: Communicator | None = None
         self._connected: Sequence[int] = []
 
+    @property
+    def present(self) -> Sequence[int]:
+        """The numbers of those that take part in this round."""
+        return self._attendance.members
+
     # -- who takes part -------------------------------------------------------------------------------------------
 
     def enter(self, what: str) -> Attendance:
@@ -158,7 +163,7 @@ class Members:
         Raises:
             PeerLostError, DeadlineError: another member has gone, or does not come.
         """
-        members = self._attendance.members
+        members = self.present
         if self._comm is None or self._connected != members:
             self._disconnect()
             hosts = [json.loads(self._store.get(f"hello/{member}"))[1] for member in members]
