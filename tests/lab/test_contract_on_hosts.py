@@ -71,16 +71,11 @@ class OnHosts(ServedAlgorithm):
 
 
 @pytest.mark.parametrize("spec", ["flat/gloo"])
-class TestContractOnUnevenHosts(OnHosts, ServedContract):
-    place, rate = UNEVEN, "1000mbit"
-
-
-@pytest.mark.parametrize("spec", ["flat/gloo"])
 class TestContractOnFourHosts(OnHosts, ServedContract):
     place, rate = EVEN, "100mbit"
 
 
-@pytest.mark.parametrize("spec", ALGORITHMS)
+@pytest.mark.parametrize("spec", ["flat/gloo", *ALGORITHMS])
 class TestAlgorithmOnUnevenHosts(OnHosts):
     place, rate = UNEVEN, "100mbit"
 

@@ -28,9 +28,14 @@ class TestContract(ServedAlgorithm):
 
 @pytest.mark.parametrize("spec", ["flat/mpi"])
 class TestContractOverMpi(ServedContract):
-    """It can't be tested on threads, so here at two sizes."""
+    """It can't be tested on threads."""
 
-    sizes = (2, 3)
+    sizes = (3,)
+
+
+@pytest.mark.parametrize("spec", ["flat/mpi"])
+class TestSumsOverMpi(ServedAlgorithm):
+    sizes = (2,)
 
 
 @pytest.mark.parametrize("spec", ["naive/mpi", "two_dimensional/shared_memory+mpi", "hierarchical/mpi+mpi"])
