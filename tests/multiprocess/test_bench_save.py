@@ -14,6 +14,8 @@ def test_what_was_measured_is_used_and_said(tmp_path: Path) -> None:
     found = check_json_alone(outcome)
     assert found["file"] == file
     assert f"{found['communicator']}, {found['bucket_bytes'] / 2**20:g} MiB buckets" in str(found["milliseconds"])
+    for what in ("milliseconds", "processor_milliseconds"):
+        assert list(found["exchanges"][what]) == ["fp32", "bf16", "int8"]
     ((key, kept),) = json.loads(Path(file).read_text()).items()
     assert key.startswith("nodes x ranks: 1 x 2; cpu; ")
     assert kept == {name: value for name, value in found.items() if name != "file"}

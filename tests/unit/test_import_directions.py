@@ -17,6 +17,7 @@ Imports = dict[str, set[str]]
 # May not import torch, nor anything that does.
 WITHOUT_TORCH = ["errors", "topology", "data.sharding", "gradients.buckets", "optim.schedules", "launch", "failures",
                  "planner", "names", "communicators.requested",
+                 "communicators.exchange_times", "optim.wire_choice",
                  "gradients.compression.names"]  # fmt: skip
 # May import torch.distributed; the others reach it through a communicator.
 MAY_DISTRIBUTE = ["communicators", "failures", "launch.local", "testing", "model_parallel.pipeline",

@@ -13,12 +13,14 @@ import torch.distributed as dist
 from meeting import together
 from renkei.bench.probing import BUCKETS, Candidate, choose
 from renkei.communicators import tuning
+from renkei.communicators.exchange_times import ExchangeTimes
 from renkei.communicators.factory import create_communicator, tuning_key
 from renkei.communicators.job import join
 from renkei.communicators.tuning import Tuning, key_of, recall, recall_together, remember
 from renkei.errors import UsageError
 
-FOUND = Tuning("flat/gloo", 2**21, None, "2026-11-30", 2**24, {"flat/gloo, 2 MiB buckets": 12.5})
+TIMES = ExchangeTimes([10, 1000], {"fp32": [1.5, 2.5]}, {"fp32": [0.5, 1.0]})
+FOUND = Tuning("flat/gloo", 2**21, None, "2026-11-30", 2**24, {"flat/gloo, 2 MiB buckets": 12.5}, TIMES)
 
 
 @pytest.fixture(autouse=True)
@@ -43,7 +45,29 @@ def test_a_topology_is_how_many_ranks_its_nodes_have(nodes: str, counts: str) ->
     assert key_of(nodes, "cpu", "fast, 2 cores") == f"nodes x ranks: {counts}; cpu; fast, 2 cores"
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{", '{"two": {"communicator": 3, "buckets": 4}}', '{"two": 3}'])
+def test_a_file_from_before_exchanges_were_timed_is_read(file: Path) -> None:
+    file.parent.mkdir()
+    kept = {"communicator": "flat/gloo", "bucket_bytes": 4, "chunk_bytes": None, "measured_on": "2026-11-30"}
+    file.write_text(json.dumps({"two": kept}))
+    assert recall("two") == Tuning("flat/gloo", 4, None, "2026-11-30", exchanges=None)
+
+
+KEPT = '"communicator": "flat", "bucket_bytes": 4, "chunk_bytes": 4, "measured_on": ""'
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "{",
+        '{"two": {"communicator": 3, "buckets": 4}}',
+        '{"two": 3}',
+        f'{{"two": {{{KEPT}, "exchanges": 3}}}}',
+        f'{{"two": {{{KEPT}, "exchanges": {{"numbers": [1, 2]}}}}}}',
+        f'{{"two": {{{KEPT}, "exchanges": {{"numbers": [1], "milliseconds": {{}}, "processor_milliseconds": {{}}}}}}}}',
+    ],
+)
 def test_a_file_that_makes_no_sense_is_told_with_the_fix(text: str, file: Path) -> None:
     file.parent.mkdir()
     file.write_text(text)

@@ -1,4 +1,7 @@
-"""Finding out, within seconds, which algorithm, bucket size and chunk add gradients quickest where this job runs."""
+"""Finding out, within seconds, which algorithm, bucket size and chunk add gradients quickest where this job runs.
+
+And then how long that takes in each wire format, by which an optimizer may choose one.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,13 @@ import statistics
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from renkei.bench.comparison import random_orders
+from renkei.bench.exchanging import time_exchanges
 from renkei.communicators.communicator import Communicator
 from renkei.communicators.factory import create_communicator
 from renkei.communicators.tuning import Tuning
@@ -23,6 +27,7 @@ _NEARLY = (
     1.1  # times the shortest time: among bucket sizes no slower than that the smallest is chosen, which leaves first
 )
 _ROUNDS = 9  # at most
+_FOR_CANDIDATES = 0.75  # of the time
 
 
 @dataclass(frozen=True)
@@ -43,12 +48,12 @@ class Candidate:
 
 
 def probe(comm: Communicator, seconds: float) -> Tuning:
-    """Let candidates add gradients in turns until so many seconds have passed, and choose.
+    """Let candidates add gradients in turns, choose, and time that in each wire format, for so many seconds in all.
 
     Args:
         comm: of the ranks that measure.
     """
-    end = time.monotonic() + seconds
+    begin = time.monotonic()
     with ExitStack() as stack:
         buffers: dict[Candidate, tuple[Communicator, list[Tensor]]] = {}
         for spec in specs_for(comm):
@@ -58,12 +63,14 @@ def probe(comm: Communicator, seconds: float) -> Tuning:
                 for bucket in BUCKETS:
                     buffers[Candidate(spec, bucket, chunk)] = owner, _allocate(owner, bucket)
         seconds_of: dict[Candidate, list[float]] = {candidate: [] for candidate in buffers}
-        for order in _rounds(comm, list(buffers), end):
+        for order in _rounds(comm, list(buffers), begin + _FOR_CANDIDATES * seconds):
             for candidate in order:
                 seconds_of[candidate].append(_add(comm, *buffers[candidate]))
-    medians = {candidate: statistics.median(own) for candidate, own in seconds_of.items()}
-    slowest = comm.all_reduce(torch.tensor(list(medians.values())), "max").tolist()
-    return choose(dict(zip(medians, slowest, strict=True)))
+        medians = {candidate: statistics.median(own) for candidate, own in seconds_of.items()}
+        slowest = comm.all_reduce(torch.tensor(list(medians.values())), "max").tolist()
+        chosen = choose(dict(zip(medians, slowest, strict=True)))
+        owner, _ = buffers[Candidate(chosen.communicator, chosen.bucket_bytes, chosen.chunk_bytes)]
+        return replace(chosen, exchanges=time_exchanges(owner, chosen.bucket_bytes, begin + seconds))
 
 
 def specs_for(comm: Communicator) -> list[str]:

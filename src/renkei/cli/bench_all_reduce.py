@@ -28,6 +28,7 @@ from renkei.strict_json import dumps
 
 if TYPE_CHECKING:
     from renkei.bench.bandwidth import AllReduceTime
+    from renkei.communicators.exchange_times import ExchangeTimes
 
 # As in `renkei.bench.contestants`, which loads torch.
 PEERS = ("gloo", "mpi4py", "mpi-shared")
@@ -120,8 +121,19 @@ def _save(as_json: bool) -> None:
         return
     rows = [(name, _show_ms(own)) for name, own in sorted(found.milliseconds.items(), key=lambda item: item[1])]
     show(as_table((f"adding {show_size(found.total_bytes)} of gradients", "ms"), rows))
+    if found.exchanges is not None:
+        show(_table_of_exchanges(found.exchanges))
     chunk = f", {show_size(found.chunk_bytes)} at a time" if found.chunk_bytes else ""
     show(f"chosen: {found.communicator}, {show_size(found.bucket_bytes)} buckets{chunk}; saved in {file}")
+
+
+def _table_of_exchanges(times: ExchangeTimes) -> str:
+    rows = [
+        (f"{number:,}", wire, _show_ms(own[at]), _show_ms(times.processor_milliseconds[wire][at]))
+        for at, number in enumerate(times.numbers)
+        for wire, own in times.milliseconds.items()
+    ]
+    return as_table(("gradients\nexchanged", "wire", "ms", "of that a\nprocessor's"), rows)
 
 
 def _check(request: _Request, num_ranks: int, plot: Path | None) -> None:

@@ -10,12 +10,13 @@ import os
 import tempfile
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 
+from renkei.communicators.exchange_times import ExchangeTimes
 from renkei.errors import UsageError
 
 FILE_VARIABLE = "RENKEI_TUNING"  # names another file, or nothing at all, so that nothing is read
@@ -32,6 +33,7 @@ class Tuning:
         measured_on: the date.
         milliseconds: what was measured, by what: the time to add `total_bytes` of gradients.
         total_bytes: how many there were.
+        exchanges: how long exchanges take in each wire format; None in files from before that was measured.
     """
 
     communicator: str
@@ -40,6 +42,7 @@ class Tuning:
     measured_on: str
     total_bytes: int = 0
     milliseconds: Mapping[str, float] = field(default_factory=dict)
+    exchanges: ExchangeTimes | None = None
 
 
 def key_of(nodes: Sequence[Hashable], device: str, processor: str) -> str:
@@ -79,7 +82,7 @@ def recall_together(rank: int, store: dist.Store, key: str) -> Tuning | None:
     found, problem = json.loads(store.get("tuning"))
     if problem is not None:
         raise UsageError(problem)
-    return None if found is None else Tuning(**found)
+    return None if found is None else _read_tuning(found)
 
 
 def recall(key: str) -> Tuning | None:
@@ -93,8 +96,8 @@ def recall(key: str) -> Tuning | None:
         return None
     found = _read(file).get(key)
     try:
-        return None if found is None else Tuning(**found)
-    except TypeError as error:
+        return None if found is None else _read_tuning(found)
+    except (TypeError, ValueError, AttributeError) as error:
         raise _broken(file, error) from None
 
 
@@ -117,6 +120,12 @@ def remember(key: str, tuning: Tuning) -> Path:
     except OSError as error:
         raise UsageError(f"can't save to {file}: {error.strerror}; let {FILE_VARIABLE} name another file") from None
     return file
+
+
+def _read_tuning(found: Mapping[str, Any]) -> Tuning:
+    tuning = Tuning(**found)
+    exchanges = found.get("exchanges")
+    return tuning if exchanges is None else replace(tuning, exchanges=ExchangeTimes(**exchanges))
 
 
 def _read(file: Path) -> dict[str, Any]:
