@@ -39,9 +39,9 @@ class Ledger:
     """Trains by SGD with a rate of 1 from zeros, so that the parameters tell what was applied; and keeps the books."""
 
     comm: Communicator
-    wire: WireFormat = field(default_factory=Fp32)
+    wire: WireFormat | str = field(default_factory=Fp32)
     scaler: Any = None
-    double_buffering: bool = False
+    double_buffering: bool | None = False
     due: list[Tensor] = field(default_factory=lambda: [torch.zeros(shape).double() for shape in SHAPES])
 
     def __post_init__(self) -> None:

@@ -72,6 +72,15 @@ def test_values_that_make_no_sense_are_forbidden(name: str, value: Any) -> None:
         Settings(**{"epochs": 1, "global_batch_size": 1, "learning_rate": 0.1, name: value})
 
 
+def test_a_wire_is_one_that_there_is_or_is_chosen() -> None:
+    settings = RECIPES["digits"]().settings.model_dump()
+    assert [settings[name] for name in ("wire", "double_buffering")] == ["fp32", None]
+    for wire in ("auto", "bf16"):
+        assert Settings(**settings | {"wire": wire}).wire == wire
+    with pytest.raises(ValidationError, match="did you mean 'auto'"):
+        Settings(**settings | {"wire": "atuo"})
+
+
 def test_the_digits_recipe_loads_and_builds() -> None:
     recipe: Recipe = RECIPES["digits"]()
     training, held_out = recipe.load(recipe.settings)

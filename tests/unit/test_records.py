@@ -108,6 +108,24 @@ def test_a_line_is_there_as_soon_as_it_is_written(tmp_path: Path) -> None:
     assert read_lines(tmp_path, 0)[0]["loss"] is None
 
 
+def test_what_a_run_finds_out_is_there_at_once(tmp_path: Path) -> None:
+    def body(comm: Communicator) -> None:
+        record = RunRecord(tmp_path, comm, SETTINGS)
+        record.add(chosen={"wire": "bf16"})
+        comm.barrier()
+        assert read_run(tmp_path)["chosen"] == {"wire": "bf16"}
+        written = (tmp_path / "run.json").stat().st_ino
+        record.add(chosen={"wire": "bf16"})  # nothing new
+        assert (tmp_path / "run.json").stat().st_ino == written
+        comm.barrier()
+        record.add(chosen={"wire": "int8"})
+        record.finish({"top1": 0.5})
+
+    run_on_ranks(2, body)
+    run = read_run(tmp_path)
+    assert (run["chosen"], run["result"]) == ({"wire": "int8"}, {"top1": 0.5})
+
+
 # -- the folder ---------------------------------------------------------------------------------------------------
 
 

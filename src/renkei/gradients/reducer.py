@@ -148,6 +148,11 @@ class Reducer:
         return 1.0 if self._step.weight is None else self._step.weight
 
     @property
+    def num_exchanges(self) -> int:
+        """How many exchanges were begun since `arm`."""
+        return self._step.num_exchanges
+
+    @property
     def is_between_steps(self) -> bool:
         """Whether no backward pass has begun that no step was made with."""
         begun = self._step.is_exchanged or self._step.is_owing or self._exchange.is_open or self.accumulating

@@ -15,16 +15,20 @@ from torch.optim import Optimizer
 from renkei.communicators.communicator import Communicator
 from renkei.errors import MismatchError, UnevenBatchError, UsageError
 from renkei.gradients.buckets import fingerprint
-from renkei.gradients.compression.formats import WireFormat, read_format
+from renkei.gradients.compression.formats import Fp32, WireFormat, read_format
+from renkei.gradients.compression.names import AUTO
 from renkei.gradients.readiness import Habits
 from renkei.gradients.reducer import Reducer
-from renkei.optim import saved_gradients
+from renkei.optim import auto_wire, saved_gradients
+from renkei.optim.auto_wire import AutoWire
 from renkei.optim.initial_state import broadcast_state, check_alike, check_chosen_alike, describe, tensors_of
 from renkei.optim.look_ahead import LookAhead, watch_forward
+from renkei.optim.wire_choice import Choice, Way
 
 # why ranks meet, in numbers that no exchange of gradients has
 _TO_REORDER = 0
 _TO_RESTRUCTURE = -1
+_TO_CHOOSE = -2
 
 
 def _of_the_inner(name: str) -> Any:
@@ -58,11 +62,13 @@ class MultiNodeOptimizer(Optimizer):
         comm: the ranks; the optimizer makes a group of its own of them, so its messages meet no others.
         model: the module whose parameters are optimized: gives names for messages, and buffers to start from.
         wire: how 32-bit gradients travel: "fp32", "bf16", "fp16", "int8", "power_sgd", or one of the classes of
-            `renkei.gradients.compression.formats`; the same on all ranks.
+            `renkei.gradients.compression.formats`; the same on all ranks. With "auto" the first ten steps go in fp32
+            and are timed; then ranks choose by that and by what `renkei bench all-reduce --save` has measured, and
+            rank 0 says why (see `renkei.optim.wire_choice`). Where nothing is saved, that is fp32.
         grad_scaler: what scales the losses, if anything. Needed where error is fed back ("int8", "power_sgd"), for what
             is owed of a step before has that step's scale, and for double buffering, where the gradients have.
         double_buffering: whether each step is made with the gradients of the step before, whose exchange so has a whole
-            step's time; see `flush`. The same on all ranks.
+            step's time; see `flush`. The same on all ranks. None leaves it to ``wire="auto"``, and else is False.
         look_ahead: whether gradients that will be late are computed where this rank's own last ones would lead, which
             makes up for most of it (see `renkei.optim.look_ahead`); that is from the beginning of ``model(...)`` to
             `step`, in between which parameters so differ by rank. Takes the memory of another copy of parameters,
@@ -93,7 +99,7 @@ class MultiNodeOptimizer(Optimizer):
         model: nn.Module | None = None,
         wire: str | WireFormat = "fp32",
         grad_scaler: torch.amp.GradScaler | None = None,
-        double_buffering: bool = False,
+        double_buffering: bool | None = None,
         look_ahead: bool = True,
     ) -> None:
         # Not super().__init__(): param_groups, state and hooks are the inner optimizer's.
@@ -102,13 +108,15 @@ class MultiNodeOptimizer(Optimizer):
         self.inner = inner
         self._users_comm = comm
         self._model = model
-        self._wire_format = read_format(wire)
+        self._wire_format = Fp32() if wire == AUTO else read_format(wire)
         self._grad_scaler = grad_scaler
-        self._double_buffering, self._look_ahead = double_buffering, look_ahead and model is not None
+        self._double_buffering, self._look_ahead = bool(double_buffering), look_ahead and model is not None
         self._comm = comm.duplicate()
         self._waited_before = 0.0
-        chosen = f"wire={self._wire_format}, double_buffering={double_buffering}, look_ahead={look_ahead}"
+        wanted = wire if wire == AUTO else self._wire_format
+        chosen = f"wire={wanted}, double_buffering={double_buffering}, look_ahead={look_ahead}"
         check_chosen_alike(self._comm, chosen)
+        self._auto = AutoWire(self._comm, double_buffering) if wire == AUTO else None
         self._ahead = LookAhead(inner)
         self._hooks = [watch_forward(model, self._go_ahead)] if model is not None and look_ahead else []
         self._start_alike()
@@ -122,6 +130,10 @@ class MultiNodeOptimizer(Optimizer):
         self.inner.zero_grad(set_to_none)
         if self._structure != self._current_structure():
             self._restructure()
+        elif self._auto is not None and self._auto.is_due:
+            self._reducer.meet(why=_TO_CHOOSE)
+            floats = (each.numel() for each in self._reducer.parameters if each.dtype == torch.float32)
+            self._go(self._auto.decide(sum(floats)))
         elif self._reducer.has_learnt:
             self._reducer.meet(why=_TO_REORDER)
             self._replan(self._reducer.learnt())
@@ -185,6 +197,9 @@ class MultiNodeOptimizer(Optimizer):
         else:
             result = self.inner.step(lambda: self._evaluate_alike(closure))
         self._reducer.disarm()
+        if self._auto is not None:
+            may_be_late = closure is None and self._reducer.num_exchanges == 1
+            self._auto.note_step(self.seconds_waited, may_be_late=may_be_late)
         return result
 
     @property
@@ -199,9 +214,16 @@ class MultiNodeOptimizer(Optimizer):
     @double_buffering.setter
     def double_buffering(self, is_late: bool) -> None:
         self.flush()
+        if self._auto is not None:
+            self._auto.insist(is_late)
         if is_late != self._double_buffering:
             self._double_buffering = is_late
             self._reducer.turns.become_late() if is_late else self._reducer.turns.become_punctual()
+
+    @property
+    def chosen(self) -> Choice | None:
+        """What ``wire="auto"`` has chosen, and why; None before that, and where it had nothing to choose."""
+        return None if self._auto is None else self._auto.choice
 
     def flush(self) -> None:
         """Make a step with the gradients that none has been made with, on all ranks alike; before evaluation, say.
@@ -274,15 +296,21 @@ class MultiNodeOptimizer(Optimizer):
         state = self.inner.state_dict()
         if self._reducer.turns.has_state:
             state[saved_gradients.KEY] = saved_gradients.save(self._reducer, self._place())
+        if self._auto is not None:
+            state[auto_wire.KEY] = self._auto.state()
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load the inner optimizer's state, on every rank alike.
 
-        Where error is fed back or gradients are late, this is a collective operation.
+        Where error is fed back or gradients are late, and with ``wire="auto"``, this is a collective operation.
         """
         self._ahead.come_back()
-        self.inner.load_state_dict({name: value for name, value in state_dict.items() if name != saved_gradients.KEY})
+        ours = (saved_gradients.KEY, auto_wire.KEY)
+        self.inner.load_state_dict({name: value for name, value in state_dict.items() if name not in ours})
+        if self._auto is not None:
+            self._reducer.turns.clear()
+            self._go(self._auto.restore(state_dict.get(auto_wire.KEY)))
         if self._reducer.turns.has_state:
             self._restore(state_dict.get(saved_gradients.KEY))
 
@@ -308,13 +336,14 @@ class MultiNodeOptimizer(Optimizer):
     def __deepcopy__(self, memo: dict[int, Any]) -> MultiNodeOptimizer:
         """A copy that steps the copied parameters, on the same ranks; like creation, a collective operation."""
         inner, model = copy.deepcopy((self.inner, self._model), memo)
+        how = (self._wire_format, self._double_buffering) if self._auto is None else self._auto.asked
         return MultiNodeOptimizer(
             inner,
             self._users_comm,
             model=model,
-            wire=self._wire_format,
+            wire=how[0],
             grad_scaler=self._grad_scaler,
-            double_buffering=self._double_buffering,
+            double_buffering=how[1],
             look_ahead=self._look_ahead,
         )
 
@@ -382,6 +411,13 @@ class MultiNodeOptimizer(Optimizer):
         self._reducer.meet(why=_TO_RESTRUCTURE)
         self._start_alike()
         self._replan(None)
+
+    def _go(self, way: Way) -> None:
+        """Exchange gradients in another way from now on."""
+        before = self._wire_format, self._double_buffering
+        self._wire_format, self._double_buffering = read_format(way.wire), way.is_late
+        if before != (self._wire_format, self._double_buffering):
+            self._replan(self._reducer.habits)
 
     def _replan(self, habits: Habits | None) -> None:
         before, self._reducer = self._reducer, self._plan(habits)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from renkei.communicators.requested import read_name
-from renkei.gradients.compression.names import WIRES
+from renkei.gradients.compression.names import AUTO, WIRES
 from renkei.names import check_known
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def _known_communicator(name: str) -> str:
 
 
 def _known_wire(name: str) -> str:
-    check_known("wire", name, WIRES)
+    check_known("wire", name, (AUTO, *WIRES))
     return name
 
 
@@ -67,8 +67,10 @@ class Settings(BaseModel):
     seed: Annotated[Integer, Field(ge=0)] = 0
     data: Annotated[str | None, Field(description="folder of the data")] = None
     communicator: Annotated[CommunicatorName, Field(description="algorithm, or algorithm/backend")] = "auto"
-    wire: Annotated[WireName, Field(description="how 32-bit gradients travel")] = "fp32"
-    double_buffering: Annotated[bool, Field(description="step with the gradients of the step before")] = False
+    wire: Annotated[WireName, Field(description="how 32-bit gradients travel; auto: as suits the network")] = "fp32"
+    double_buffering: Annotated[
+        bool | None, Field(description="step with the gradients of the step before; null: if wire=auto says so")
+    ] = None
     threads: Annotated[Count | None, Field(description="per rank; else OMP_NUM_THREADS, else cores by ranks")] = None
     report_every: Annotated[Count, Field(description="steps")] = 10
 

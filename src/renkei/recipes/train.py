@@ -45,11 +45,13 @@ def train(recipe: Recipe, settings: Settings, run_dir: Path | None = None) -> di
             def report(progress: Progress) -> None:
                 record.write("progress", **vars(progress))
                 display.progress(progress)
+                _record_choice(record, trainer.optimizer)
 
             trainer = create_trainer(recipe, settings, comm, training_set, report)
             for epoch, result in enumerate(_epochs(trainer, evaluation_set, settings), 1):
                 record.write("evaluation", epoch=epoch, **result)
                 display.evaluation(epoch, result)
+        _record_choice(record, trainer.optimizer)
         summary = {
             "recipe": recipe.name,
             "world_size": comm.size,
@@ -63,6 +65,13 @@ def train(recipe: Recipe, settings: Settings, run_dir: Path | None = None) -> di
         record.finish(summary)
         trainer.optimizer.close()
     return summary
+
+
+def _record_choice(record: RunRecord, optimizer: MultiNodeOptimizer) -> None:
+    """Write down what ``wire=auto`` has chosen."""
+    chosen = optimizer.chosen
+    if chosen is not None:
+        record.add(chosen={"wire": chosen.way.wire, "double_buffering": chosen.way.is_late, "why": chosen.why})
 
 
 def _epochs(trainer: Trainer, evaluation_set: Any, settings: Settings) -> Iterator[dict[str, float]]:

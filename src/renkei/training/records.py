@@ -50,6 +50,12 @@ class RunRecord:
         """Add a line to this rank's file; it is there even if the process is killed right after."""
         self._lines.write(dumps({"kind": kind, "time": time.time(), **values}) + "\n")
 
+    def add(self, **values: Any) -> None:
+        """Add to ``run.json`` what the run has found out about itself, if it is new."""
+        if not values.items() <= self._run.items():
+            self._run |= values
+            self._write_run()
+
     def finish(self, result: dict[str, Any]) -> None:
         """Add the result to ``run.json`` and close the files."""
         self._run["result"] = result
