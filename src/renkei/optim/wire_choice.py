@@ -100,8 +100,8 @@ def _explain(chosen: Way, computing: float, exposed: dict[Way, float], number: i
     alone = ", ".join(f"{_ms(times.seconds(wire, number))} ms in {wire}" for wire in WIRES)
     return (
         f"a step computes for {_ms(computing)} ms, and the exchange of {number:,} gradients, which alone takes "
-        f"{alone}, adds {first}, and by prediction {', '.join(others)}; of the ways at most {NEARLY - 1:.0%} slower than the "
-        f"quickest, {chosen} changes training least"
+        f"{alone}, adds {first}, and by prediction {', '.join(others)}; of the ways at most {NEARLY - 1:.0%} slower "
+        f"than the quickest, {chosen} changes training least"
     )
 
 
