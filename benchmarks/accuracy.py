@@ -26,6 +26,7 @@ from renkei.models.convnet import ConvNet
 from renkei.optim.schedules import cosine, gradual_warmup
 from renkei.training.metrics import METRICS
 
+LAUNCHER = "renkei launch -n 4 "
 EPOCHS = 10
 BATCH = 1024
 SEEDS = 8
@@ -258,8 +259,9 @@ def choose(comm: Communicator, record: Record | None, training_set: ImageDataset
         take(how, 1)
     rows = [(how.name, how.learning_rate, f"{100 * statistics.fmean(own):.2f}", len(own)) for how, own in found.items()]
     if record is not None:
+        heads = ("contestant", "rate", "top-1, %", "seeds")
         text = f"{HELD_OUT:,} samples held out of the training set; the learning rate is chosen for fp32, punctual.\n\n"
-        print(record.write("Choosing settings", text + table(("contestant", "rate", "top-1, %", "seeds"), rows)))
+        print(record.write("Choosing settings", text + table(heads, rows), launcher=LAUNCHER))
 
 
 # -- comparing --------------------------------------------------------------------------------------------------------
@@ -284,7 +286,7 @@ def compare(comm: Communicator, record: Record | None, training_set: ImageDatase
         for how in contestants():
             found[how.name].append(measured(comm, record, how, seed, training_set, test_set))
     if record is not None:
-        print(record.write("Accuracy over slow networks", describe(comm.size, found)))
+        print(record.write("Accuracy over slow networks", describe(comm.size, found), launcher=LAUNCHER))
 
 
 def measured(

@@ -80,7 +80,7 @@ def main() -> None:
         if record is not None:
             record.add(size=name, ratio=ratio, milliseconds=times)
     if record is not None:
-        print(record.write(TITLE, text(rows, size), launcher=f"mpiexec -n {size} "))
+        print(record.write(TITLE, text(rows, size), launcher=f"mpiexec -n {size} python "))
     dist.destroy_process_group()
 
 

@@ -31,9 +31,9 @@ class Record:
             file.write(line + "\n")
 
     def write(self, title: str, text: str, *, launcher: str = "") -> Path:
-        """Write the README; `text` says what was found, `launcher` what stood before the command."""
-        command = launcher + " ".join(
-            ["python", Path(sys.argv[0]).resolve().relative_to(ROOT).as_posix(), *sys.argv[1:]]
+        """Write the README; `text` says what was found, `launcher` what started the script, if not Python alone."""
+        command = (launcher or "python ") + " ".join(
+            [Path(sys.argv[0]).resolve().relative_to(ROOT).as_posix(), *sys.argv[1:]]
         )
         parts = [f"# {title}", text, f"Command: `{command}`; raw runs in `runs.jsonl`.", describe_machine()]
         (self._folder / "README.md").write_text("\n\n".join(parts) + "\n")

@@ -40,12 +40,14 @@ LAYERS = 10
 NUMEL = 250_000  # of each layer: 10 MB in all
 SLOWNESS = (1.9, 3.8)  # how many times as long as the computation an all-reduce of all gradients in fp32 takes
 FORWARD = 1 / 3  # of the computation
-STEPS = 10  # timed in a turn
+WARM_UP = 2  # steps before the clock starts, so that what is late is on its way then, as it is when the clock stops
+STEPS = 8  # timed in a turn
 PROBES = 5  # all-reduces that tell how long one takes
 BUSY = 0.8  # of a core; a turn in which a rank used more is void
 PORT = "23456"
-LONGEST = 1800.0  # seconds for all rounds
+PATIENCE = 60.0  # seconds for a rank to end after rank 0 has
 
+Turn = dict[str, Any]  # what is noted of one
 Step = Callable[[], None]
 Contestant = tuple[Step, Callable[[], None]]  # and what uses the gradients that are late
 
@@ -56,19 +58,20 @@ def main() -> None:
         return
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 7
     record = Record("slow-network")
+    turns: list[Turn] = []
     with Hosts(HOSTS) as hosts:
         for host in range(HOSTS):
             hosts.shape(host, LINK)
         meeting = {"MASTER_ADDR": hosts.address(0), "MASTER_PORT": PORT, "WORLD_SIZE": str(HOSTS)}
         command = [sys.executable, str(Path(__file__).resolve()), "rank", str(rounds)]
         ranks = [hosts.start(rank, *command, RANK=str(rank), OMP_NUM_THREADS="1", **meeting) for rank in range(HOSTS)]
-        deadline = time.monotonic() + LONGEST
-        said = [finish(rank, deadline) for rank in ranks]
-    results = json.loads(said[0].splitlines()[-1])
-    for result in results:
-        record.add(**result)
-    rows = [row for slowness in SLOWNESS for row in summarize([r for r in results if r["slowness"] == slowness])]
-    print(record.write("Training over slow links", describe(rounds, rows)))
+        for line in ranks[0].stdout or ():  # each turn, as it ends
+            turns.append(json.loads(line))
+            record.add(**turns[-1])
+        deadline = time.monotonic() + PATIENCE
+        for rank in ranks:
+            finish(rank, deadline)
+    print(record.write("Training over slow links", describe(rounds, list(summarize(turns)))))
 
 
 def describe(rounds: int, rows: list[tuple[object, ...]]) -> str:
@@ -78,8 +81,9 @@ def describe(rounds: int, rows: list[tuple[object, ...]]) -> str:
         f"direction (`tc tbf`). {LAYERS} emulated layers of {NUMEL:,} parameters, whose forward and backward passes "
         "**sleep**, a third and two thirds of the computation: so these are no times of a real model. The computation "
         f"is such that a sum of all gradients in fp32, measured in the same run, takes {SLOWNESS[0]} or {SLOWNESS[1]} "
-        f"times as long. {rounds} rounds of {STEPS} steps per contestant, in random order, from the first gradient to "
-        "the last exchange's end, which double buffering can't hide; a step takes as long as on the slowest rank; "
+        f"times as long. {rounds} rounds of {STEPS} steps per contestant, in random order, after {WARM_UP} that aren't "
+        "timed: as many exchanges as computations, also with double buffering, whose first and last step differ from "
+        "the others; a step takes as long as on the slowest rank; "
         f"turns in which a rank used more than {BUSY:.0%} of a core don't count.\n\n"
         "*Ideal* is, for who steps with late gradients, the longer of computation and a sum of that format alone; for "
         "others forward, and then the longer of backward and that sum. *Speed* is that of the best DDP in fp32 at that "
@@ -87,17 +91,22 @@ def describe(rounds: int, rows: list[tuple[object, ...]]) -> str:
     )
 
 
-def summarize(results: list[dict[str, Any]]) -> Iterator[tuple[object, ...]]:
-    best = min(statistics.median(r["seconds"]) for r in results if r["name"].startswith("ddp, fp32"))
-    for result in results:
-        if not result["seconds"]:
-            yield (result["slowness"], result["name"], "too busy", 0, "", "", "")
-            continue
-        median = statistics.median(result["seconds"])
-        spread = f"{1000 * median:.0f} ({1000 * min(result['seconds']):.0f} to {1000 * max(result['seconds']):.0f})"
-        ideal = result["ideal"]
-        shown = ("", "") if ideal is None else (f"{1000 * ideal:.0f}", f"{ideal / median:.2f}")
-        yield (result["slowness"], result["name"], spread, len(result["seconds"]), *shown, f"{best / median:.2f} x")
+def summarize(turns: list[Turn]) -> Iterator[tuple[object, ...]]:
+    for slowness in SLOWNESS:
+        seconds: dict[str, list[float]] = {}
+        for turn in turns:
+            if turn["slowness"] == slowness:
+                seconds.setdefault(turn["name"], []).extend([turn["seconds"]] if turn["seconds"] is not None else [])
+        ideal = {turn["name"]: turn["ideal"] for turn in turns if turn["slowness"] == slowness}
+        best = min(statistics.median(own) for name, own in seconds.items() if name.startswith("ddp, fp32") and own)
+        for name, own in seconds.items():
+            if not own:
+                yield (slowness, name, "too busy", 0, "", "", "")
+                continue
+            median = statistics.median(own)
+            spread = f"{1000 * median:.0f} ({1000 * min(own):.0f} to {1000 * max(own):.0f})"
+            quickest = f"{1000 * ideal[name]:.0f}", f"{ideal[name] / median:.2f}"
+            yield (slowness, name, spread, len(own), *quickest, f"{best / median:.2f} x")
 
 
 # -- on each rank -------------------------------------------------------------------------------------------------
@@ -163,8 +172,6 @@ def with_ddp(comm: Communicator, seconds: list[float], bucket_mb: int, hook: Any
 
 BUCKETS_MB = (1, 4, 25)  # of DDP
 WIRES = ("fp32", "bf16", "fp16", "int8")
-
-
 CODECS = {"fp32": None, "bf16": Bf16Codec(), "fp16": Fp16Codec(), "int8": Int8Codec()}
 
 
@@ -180,31 +187,26 @@ def contestants(comm: Communicator, seconds: list[float]) -> dict[str, Contestan
 
 
 def measure_as_rank(rounds: int) -> None:
-    """Rank 0 prints how long each contestant's steps took on the slowest rank."""
+    """Rank 0 prints a line for each turn: how long a step took on the slowest rank, and what would be ideal."""
     comm = renkei.create_communicator("flat/gloo", timeout=120)
     seconds = [0.001]
     all_reduce = {wire: time_all_reduce(comm, wire) for wire in WIRES}
     made = contestants(comm, seconds)
-    results = []
     for slowness in SLOWNESS:
         compute = all_reduce["fp32"] / slowness
         seconds[0] = compute / LAYERS
-        took: dict[str, list[float]] = {name: [] for name in made}
         for step, flush in made.values():  # bucket plans are made in the first steps
             for _ in range(3):
                 step()
             flush()
         for number in range(rounds):
             for name in random.Random(number).sample(list(made), len(made)):
-                took[name].append(take_turn(comm, made[name]))
-        slowest = {name: comm.all_reduce(torch.tensor(own, dtype=torch.float64), "max") for name, own in took.items()}
-        for name, each in slowest.items():
-            ideal = ideal_of(name, compute, all_reduce)
-            kept = [value for value in each.tolist() if value < math.inf]
-            results.append({"slowness": slowness, "name": name, "compute": compute, "all_reduce": all_reduce,
-                            "ideal": ideal, "seconds": kept})  # fmt: skip
-    if comm.rank == 0:
-        print(json.dumps(results), flush=True)
+                slowest = float(comm.all_reduce(torch.tensor(take_turn(comm, made[name]), dtype=torch.float64), "max"))
+                if comm.rank == 0:
+                    turn = {"slowness": slowness, "round": number, "name": name, "compute": compute,
+                            "ideal": ideal_of(name, compute, all_reduce),
+                            "seconds": slowest if slowest < math.inf else None}  # fmt: skip
+                    print(json.dumps(turn), flush=True)
     comm.barrier()
     comm.close()
 
@@ -225,21 +227,21 @@ def time_all_reduce(comm: Communicator, wire: str) -> float:
 
 
 def take_turn(comm: Communicator, contestant: Contestant) -> float:
-    """Seconds a step, all of what is begun being over when it ends; infinite if this rank's processor was too busy."""
+    """Seconds a step of a training that goes on; infinite if this rank's processor was too busy."""
     step, flush = contestant
     comm.barrier()
+    for _ in range(WARM_UP):
+        step()
     begin, used = time.perf_counter(), time.process_time()
     for _ in range(STEPS):
         step()
-    flush()
     took, used = time.perf_counter() - begin, time.process_time() - used
+    flush()
     return took / STEPS if used < BUSY * took else math.inf
 
 
-def ideal_of(name: str, compute: float, all_reduce: dict[str, float]) -> float | None:
-    wire = next((wire for wire in WIRES if f", {wire}" in name), None)
-    if wire is None:
-        return None
+def ideal_of(name: str, compute: float, all_reduce: dict[str, float]) -> float:
+    wire = next((wire for wire in WIRES if f", {wire}" in name), "fp16")  # torch's hook has it in another place
     if "double" in name:
         return max(compute, all_reduce[wire])
     return compute * FORWARD + max(compute * (1 - FORWARD), all_reduce[wire])
