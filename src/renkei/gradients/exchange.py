@@ -156,6 +156,8 @@ class Exchange:
 
     def _await_sums(self) -> list[float]:
         works, self._works, self.is_open = self._works, [], False
+        if self._flat.tail.is_cuda:  # what is still being computed is not waited for
+            torch.cuda.current_stream(self._flat.tail.device).synchronize()
         begin = time.perf_counter()
         for work in works:
             work.wait()
