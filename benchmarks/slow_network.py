@@ -183,7 +183,11 @@ def contestants(comm: Communicator, seconds: list[float]) -> dict[str, Contestan
     }
     made |= {f"renkei, {wire}": with_renkei(comm, seconds, wire=wire) for wire in WIRES}
     late = {"double_buffering": True}
-    return made | {f"renkei, {wire}, double buffering": with_renkei(comm, seconds, wire=wire, **late) for wire in WIRES}
+    made |= {f"renkei, {wire}, double buffering": with_renkei(comm, seconds, wire=wire, **late) for wire in WIRES}
+    for wire in ("bf16", "int8"):
+        name = f"renkei, {wire}, double buffering, without looking ahead"
+        made[name] = with_renkei(comm, seconds, wire=wire, look_ahead=False, **late)
+    return made
 
 
 def measure_as_rank(rounds: int) -> None:
