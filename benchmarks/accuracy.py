@@ -103,50 +103,50 @@ class Together:
     """Steps, as a contestant makes them."""
 
     def __init__(self, comm: Communicator, model: nn.Module, inner: torch.optim.SGD, how: Contestant) -> None:
-        self.model, self.inner, self.how = model, inner, how
-        self.local: renkei.LocalUpdates | None = None
-        self.optimizer: renkei.MultiNodeOptimizer | None = None
+        self.model, self.how = model, how
+        self.brought_together: renkei.LocalUpdates | renkei.MultiNodeOptimizer  # by which of them
         if how.every:
-            outer = renkei.nesterov(how.outer_rate, how.outer_momentum) if how.outer_momentum else renkei.average
-            self.local = renkei.LocalUpdates(
+            momentum = how.outer_momentum
+            outer = renkei.outer_nesterov(how.outer_rate, momentum) if momentum else renkei.outer_average
+            self.brought_together = renkei.LocalUpdates(
                 inner, comm, model=model, every=how.every, wire=how.wire, outer=outer, overlap=how.is_late
             )
+            self.optimizer: torch.optim.Optimizer = inner
         else:
-            self.optimizer = renkei.MultiNodeOptimizer(
+            self.brought_together = self.optimizer = renkei.MultiNodeOptimizer(
                 inner, comm, model=model, wire=how.wire, look_ahead=how.looks_ahead
             )
         self.before = [parameter.detach().clone() for parameter in model.parameters()]
         self.halves = Halves(comm, model, inner) if how.halves else None
 
     def begin_epoch(self, epoch: int) -> None:
-        if self.optimizer is not None and self.how.is_late and epoch == self.how.punctual_epochs:
+        is_time = self.how.is_late and epoch == self.how.punctual_epochs
+        if is_time and isinstance(self.optimizer, renkei.MultiNodeOptimizer):
             self.optimizer.double_buffering = True
 
     def step(self, inputs: Tensor, target: Tensor) -> None:
-        optimizer = self.optimizer or self.inner
-        optimizer.zero_grad()
+        self.optimizer.zero_grad()
         if self.halves is not None:
-            assert self.optimizer is not None
+            assert isinstance(self.optimizer, renkei.MultiNodeOptimizer)
             self.halves.backward(self.optimizer, inputs, target)
-            optimizer.step()
-            return
-        if self.how.ahead:
+        elif self.how.ahead:
             exact = look_ahead(self.model, self.before, self.how.ahead)
-        loss_of(self.model, inputs, target).backward()
-        if self.how.ahead:
+            loss_of(self.model, inputs, target).backward()
             be(self.model, exact)
+        else:
+            loss_of(self.model, inputs, target).backward()
         if self.how.compensation:
             compensate(self.model, self.before, self.how.compensation)
-        optimizer.step()
+        self.optimizer.step()
 
     def flush(self) -> None:
-        (self.local or self.optimizer).flush()  # type: ignore[union-attr] # one of them there is
+        self.brought_together.flush()
 
     def __enter__(self) -> Together:
         return self
 
     def __exit__(self, *_: object) -> None:
-        (self.local or self.optimizer).close()  # type: ignore[union-attr]
+        self.brought_together.close()
 
 
 def loss_of(model: nn.Module, inputs: Tensor, target: Tensor) -> Tensor:

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from renkei.launch.local import run as run
     from renkei.optim.local_updates import LocalUpdates as LocalUpdates
     from renkei.optim.multi_node import MultiNodeOptimizer as MultiNodeOptimizer
-    from renkei.optim.outer import average as average
-    from renkei.optim.outer import nesterov as nesterov
+    from renkei.optim.outer import outer_average as outer_average
+    from renkei.optim.outer import outer_nesterov as outer_nesterov
     from renkei.optim.schedules import post_local as post_local
     from renkei.topology import Topology as Topology
     from renkei.training.batch_norm_statistics import pool_batch_norm as pool_batch_norm
@@ -62,13 +62,13 @@ _HOMES = {
     "Topology": "renkei.topology",
     "UnevenBatchError": "renkei.errors",
     "UsageError": "renkei.errors",
-    "average": "renkei.optim.outer",
     "create_communicator": "renkei.communicators.factory",
     "evaluate": "renkei.training.evaluation",
     "gather_by_sample": "renkei.training.evaluation",
     "hooks": "renkei",  # a module of its own
     "join": "renkei.communicators.membership",
-    "nesterov": "renkei.optim.outer",
+    "outer_average": "renkei.optim.outer",
+    "outer_nesterov": "renkei.optim.outer",
     "pool_batch_norm": "renkei.training.batch_norm_statistics",
     "post_local": "renkei.optim.schedules",
     "predict": "renkei.training.evaluation",

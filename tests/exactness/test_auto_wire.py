@@ -6,6 +6,7 @@ import copy
 import io
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +94,7 @@ def check_choice(*, on_their_own: bool = False) -> None:
     def decide(comm: Communicator) -> tuple[Choice | None, Choice]:
         auto = AutoWire(comm, None)
         if on_their_own:
-            auto._comm = OnItsOwn(comm)  # type: ignore[assignment]
+            auto._comm = OnItsOwn(comm)  # type: ignore[assignment] # has what is used of one
         computing, waiting = (0.060, 0.036) if comm.rank == 1 else (0.001, 0.095)
         auto.seconds = [(computing, waiting)]
         auto.decide(205)
@@ -240,7 +241,7 @@ def resumed(comm: Communicator, at: int | None, case: Case) -> list[Tensor]:
 def check_resumed(*places: int, case: Case = CASES[2]) -> None:
     straight = on_ranks(RANKS, lambda comm: resumed(comm, None, case))
     for at in places:
-        assert_same_bits(straight + on_ranks(RANKS, lambda comm, at=at: resumed(comm, at, case)))  # type: ignore[misc]
+        assert_same_bits(straight + on_ranks(RANKS, partial(resumed, at=at, case=case)))
 
 
 def test_a_resumed_run_goes_the_same_way_from_the_same_step_on() -> None:

@@ -175,7 +175,7 @@ def test_a_model_changed_between_backward_and_step_keeps_its_gradients() -> None
 
 
 def test_red_twin_a_change_of_structure_that_is_missed_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(MultiNodeOptimizer, "_current_structure", lambda self: [])
+    monkeypatch.setattr("renkei.optim.multi_node.structure_of", lambda optimizer: [])
     with pytest.raises((AssertionError, ValueError)):
         check_changes_like_one_process(thaw)
 

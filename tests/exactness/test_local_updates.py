@@ -18,7 +18,7 @@ from renkei.optim.local_updates import LocalUpdates
 from renkei.optim.outer import Outer
 
 STEPS = 11  # in rounds of 3: the last is not whole
-OUTERS: dict[str, Outer] = {"average": renkei.average, "nesterov": renkei.nesterov(0.6, 0.8)}
+OUTERS: dict[str, Outer] = {"average": renkei.outer_average, "nesterov": renkei.outer_nesterov(0.6, 0.8)}
 
 
 def step_of(model: torch.nn.Module, optimizer: Any, rank: int, step: int, *, alike: bool = False) -> None:

@@ -186,11 +186,29 @@ def test_red_twin_what_broke_off_and_is_lost_or_counted_is_seen(defect: str, mon
         check_each_movement_counts_once(train(lives, overlap=defect == "not given again"), lives)
 
 
+def test_after_leaving_steps_are_ones_own_and_other_hooks_are_called() -> None:
+    parameter = torch.nn.Parameter(torch.zeros(3))
+    optimizer = torch.optim.SGD([parameter], lr=1.0)
+    members = renkei.join(dist.HashStore(), founders=1, deadline=DEADLINE)
+    local = LocalUpdates(optimizer, members, every=2)
+    calls: list[int] = []
+    optimizer.register_step_post_hook(lambda *_: calls.append(local.rounds))
+    local.leave()
+    for _ in range(5):
+        parameter.grad = -torch.ones(3)
+        optimizer.step()
+    local.flush()
+    assert local.has_left
+    assert calls == [0, 1, 1, 1, 1]
+    assert parameter.tolist() == [5.0] * 3
+    local.close()
+
+
 def test_a_newcomer_that_trains_something_else_is_refused_and_the_others_go_on() -> None:
     store = dist.HashStore()
     found: list[Any] = []
 
-    def body(size: int, is_newcomer: bool) -> None:
+    def body(size: int) -> None:
         parameter = torch.nn.Parameter(torch.zeros(size))
         members = renkei.join(store, founders=2, deadline=5.0, patience=10.0)
         try:
@@ -206,8 +224,8 @@ def test_a_newcomer_that_trains_something_else_is_refused_and_the_others_go_on()
         finally:
             members.close()
 
-    threads = [threading.Thread(target=body, args=(5, False)) for _ in range(2)]
-    threads.append(threading.Thread(target=body, args=(6, True)))
+    threads = [threading.Thread(target=body, args=(5,)) for _ in range(2)]
+    threads.append(threading.Thread(target=body, args=(6,)))
     for thread in threads:
         thread.start()
         time.sleep(0.1)

@@ -76,8 +76,8 @@ class Hosts:
 
     def bytes_sent(self, host: int) -> int:
         """What a host has sent so far, headers and all."""
-        statistics = "/sys/class/net/eth0/statistics/tx_bytes"  # of the namespace only where that is mounted anew
-        command = ["ip", "netns", "exec", self.names[host], "cat", statistics]
+        count = "/sys/class/net/eth0/statistics/tx_bytes"
+        command = ["ip", "netns", "exec", self.names[host], "cat", count]
         return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
     def cut(self, host: int) -> None:

@@ -91,7 +91,8 @@ def ask(store: dist.Store, voter: int, found: dict[int, Any], delay: float = 0.0
 
 
 def ask_all(delays: Mapping[int, float], store: dist.Store | None = None) -> dict[int, Any]:
-    store, found = store or dist.HashStore(), {}  # type: ignore[var-annotated]
+    store = store or dist.HashStore()
+    found: dict[int, Any] = {}
     voters = [threading.Thread(target=ask, args=(store, voter, found, delay)) for voter, delay in delays.items()]
     for voter in voters:
         voter.start()
@@ -116,7 +117,8 @@ def test_who_does_not_come_is_left_out_and_who_comes_late_finds_that() -> None:
 
 
 def test_a_decision_wakes_those_that_would_still_wait() -> None:
-    store, found = dist.HashStore(), {}  # type: ignore[var-annotated]
+    store = dist.HashStore()
+    found: dict[int, Any] = {}
     patient = threading.Thread(target=ask, args=(store, 2, found), kwargs={"timeout": 20.0})
     patient.start()
     ask(store, 0, found)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch.distributed as dist
 
 from renkei.communicators.channel import translate
-from renkei.communicators.timeouts import milliseconds
+from renkei.communicators.timeouts import is_timeout, milliseconds
 from renkei.errors import DeadlineError
 
 _OPEN = b"open"
@@ -44,7 +44,7 @@ class Barrier:
         try:
             self._store.wait([key], milliseconds(timeout))
         except RuntimeError as error:
-            if "imeout" not in str(error) and "imed out" not in str(error):
+            if not is_timeout(str(error)):
                 raise
             self._store.compare_set(key, "", self._verdict_after(timeout, prefix))
         return self._store.get(key)

@@ -16,6 +16,7 @@ from renkei.communicators.backends.process_group import TransportGroup
 from renkei.communicators.headers import Header, first_misfit, problem_with
 from renkei.communicators.reduction import Reduction
 from renkei.communicators.summation import ADDED_IN_32_BITS
+from renkei.communicators.timeouts import is_timeout
 from renkei.errors import DeadlineError, MismatchError, PeerLostError, RenkeiError, UsageError
 
 _EXCERPT = 300  # characters of a long call that are shown
@@ -87,7 +88,7 @@ class Pending:
 def translate(error: RuntimeError, *, rank: int, doing: str) -> RenkeiError:
     """Renkei's error for one that torch raised while this rank was `doing` something with others."""
     text = _NOT_FOR_USERS.sub("", next(iter(str(error).splitlines()), "")).strip() or type(error).__name__
-    if "imed out" in text or "imeout" in text:
+    if is_timeout(text):
         return DeadlineError(f"rank {rank} waited too long for other ranks in {doing}: {text}; do all ranks get there?")
     if "onnection" in text or "peer" in text or "roken pipe" in text:
         return PeerLostError(f"rank {rank} lost another rank in {doing}: {text}; it failed or left early: see its log")

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from renkei.communicators.timeouts import milliseconds
+from renkei.communicators.timeouts import is_timeout, milliseconds
 
 _ABSENT = "null"  # the vote of those that have not come in time
 
@@ -55,7 +55,7 @@ def _await_all(store: dist.Store, keys: list[str], timeout: float) -> None:
     try:
         store.wait(keys, milliseconds(timeout))
     except RuntimeError as error:
-        if "imeout" not in str(error) and "imed out" not in str(error):
+        if not is_timeout(str(error)):
             raise
 
 

@@ -250,8 +250,8 @@ class Members:
     def _agree(self, well: bool) -> bool:
         members = self._attendance.members
         topic = f"agreement/{self._attendance.round}"
-        is_well = self._vote(topic, well, self._deadline, lambda votes: [[*votes], [*votes.values()]])
-        self._voters, verdicts = is_well
+        found = self._vote(topic, well, self._deadline, lambda votes: [[*votes], [*votes.values()]])
+        self._voters, verdicts = found
         if len(verdicts) < len(members) or not all(verdicts):
             self._disconnect()
             return False
@@ -274,9 +274,9 @@ class Members:
         """Call something that uses the store."""
         try:
             return run()
+        except PeerLostError:
+            raise
         except RuntimeError as error:
-            if isinstance(error, PeerLostError):
-                raise
             raise translate(error, rank=self.number, doing="a meeting of members at their store") from None
 
     def _disconnect(self) -> None:

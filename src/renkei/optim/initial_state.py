@@ -10,8 +10,24 @@ import torch
 from torch import Tensor, nn
 
 from renkei.communicators.communicator import Communicator
-from renkei.errors import MismatchError
+from renkei.errors import MismatchError, UsageError
 from renkei.nested import map_tensors
+from renkei.optim.structure import names_of, parameters_of
+
+
+def start_alike(comm: Communicator, optimizer: torch.optim.Optimizer, model: nn.Module | None) -> None:
+    """Check that ranks have built the same, and give them rank 0's values: parameters, buffers, optimizer state.
+
+    Raises:
+        UsageError: a parameter has no shape yet.
+        MismatchError: ranks have built different things.
+    """
+    names = names_of(optimizer, model)
+    for name, parameter in zip(names, parameters_of(optimizer), strict=True):
+        if nn.parameter.is_lazy(parameter):
+            raise UsageError(f"{name} has no shape yet; run the model once before creating the optimizer")
+    check_alike(comm, describe(optimizer, names, model))
+    broadcast_state(comm, optimizer, tensors_of(optimizer, model))
 
 
 def describe(optimizer: torch.optim.Optimizer, names: Sequence[str], model: nn.Module | None) -> list[str]:
@@ -53,8 +69,7 @@ def tensors_of(optimizer: torch.optim.Optimizer, model: nn.Module | None) -> lis
     """All parameters and buffers, each once."""
 
     def everything() -> Iterator[Tensor]:
-        for group in optimizer.param_groups:
-            yield from group["params"]
+        yield from parameters_of(optimizer)
         if model is not None:
             yield from model.parameters()
             yield from model.buffers()
@@ -84,7 +99,7 @@ def _on_cpu(tensor: Tensor) -> Tensor:
 
 def _keep_dtypes(optimizer: torch.optim.Optimizer, states: dict[int, dict[str, Any]]) -> None:
     """Undo what `load_state_dict` does to a state of another dtype than its parameter's: it rounds it to that."""
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    parameters = parameters_of(optimizer)
     for number, state in states.items():
         loaded = optimizer.state[parameters[number]]
         for name, value in state.items():

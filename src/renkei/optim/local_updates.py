@@ -25,7 +25,8 @@ from renkei.errors import RenkeiError, UsageError
 from renkei.gradients.compression.formats import WireFormat, read_format
 from renkei.optim.initial_state import check_alike, describe
 from renkei.optim.multi_node import MultiNodeOptimizer
-from renkei.optim.outer import Outer, average
+from renkei.optim.outer import Outer, outer_average
+from renkei.optim.structure import parameters_of
 
 
 class LocalUpdates:
@@ -43,7 +44,7 @@ class LocalUpdates:
             nobody else, and is left out from the end of the round on.
         model: what is trained: has buffers to start from.
         every: steps of a round, or what gives them for the number of steps made so far.
-        outer: makes the outer optimizer: `average` or `nesterov()`, or what makes any of torch's.
+        outer: makes the outer optimizer: `outer_average` or `outer_nesterov()`, or what makes any of torch's.
         wire: how what was moved travels, see `MultiNodeOptimizer`.
         overlap: whether it travels during the next round, at whose end it is used. Each rank goes on from what ranks
             share plus what it has moved itself meanwhile.
@@ -61,15 +62,14 @@ class LocalUpdates:
         *,
         model: nn.Module | None = None,
         every: int | Callable[[int], int],
-        outer: Outer = average,
+        outer: Outer = outer_average,
         wire: str | WireFormat = "fp32",
         overlap: bool = False,
     ) -> None:
         self.inner, self._model = inner, model
         self._every = _round_lengths(every)
         self._wire, self._overlap = read_format(wire), overlap
-        trained = (parameter for group in inner.param_groups for parameter in group["params"])
-        self._own = [parameter for parameter in trained if parameter.requires_grad]
+        self._own = [parameter for parameter in parameters_of(inner) if parameter.requires_grad]
         self._shared = [_wide(parameter) for parameter in self._own]
         self._outer = outer(self._shared)
         self._moved = [torch.zeros_like(shared) for shared in self._shared]  # by this rank, and given to nobody yet
@@ -92,7 +92,12 @@ class LocalUpdates:
     # -- what users call ------------------------------------------------------------------------------------------
 
     def flush(self) -> None:
-        """End the round now, on all ranks alike, so that all have the same parameters; before evaluation, say."""
+        """End the round now, on all ranks alike, so that all have the same parameters; before evaluation, say.
+
+        For a member that has left it does nothing.
+        """
+        if self.has_left:
+            return
         self._collect()
         if self._members is not None and (self._has_moved or self._given is not None):
             self._end_round_with(self._members, self._members.meet(is_leaving=self._is_leaving), is_late=False)
@@ -119,6 +124,9 @@ class LocalUpdates:
     def close(self) -> None:
         """Stop exchanging; parameters and inner optimizer stay as they are."""
         self._hook.remove()
+        self._disconnect()
+
+    def _disconnect(self) -> None:
         if self._exchanged is not None:
             self._exchanged.close()
         if self._members is not None:
@@ -168,16 +176,18 @@ class LocalUpdates:
         ]
 
     def _after_step(self) -> None:
+        if self.has_left:
+            return
         self.steps += 1
         self._steps_in_round += 1
-        if self._steps_in_round < self._length or self.has_left:
+        if self._steps_in_round < self._length:
             return
         self._collect()
         if self._members is not None:
             self._end_round_with(self._members, self._members.meet(is_leaving=self._is_leaving))
             if self._is_leaving:
                 self.has_left = True
-                self.close()
+                self._disconnect()  # the hook stays, for torch goes through all hooks just now
         else:
             assert self._exchanged is not None
             self._exchange(self._exchanged)

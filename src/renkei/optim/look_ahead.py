@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,6 +19,8 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
+
+from renkei.optim.structure import parameters_of
 
 
 class LookAhead:
@@ -31,6 +33,7 @@ class LookAhead:
     def __init__(self, inner: Optimizer) -> None:
         self._inner = inner
         self._exact: list[tuple[Parameter, Tensor]] = []
+        self._memory = _Memory()
         self._gone_with: Sequence[Tensor | None] | None = None
 
     def go(self, parameters: Sequence[Parameter], gradients: Sequence[Tensor | None]) -> None:
@@ -39,15 +42,17 @@ class LookAhead:
             return
         self.come_back()
         given = {parameter: gradient for parameter, gradient in zip(parameters, gradients, strict=True)}
-        everyone = [parameter for group in self._inner.param_groups for parameter in group["params"]]
+        everyone = parameters_of(self._inner)
         before = [parameter.grad for parameter in everyone]
         self._exact = [
-            (parameter, parameter.detach().clone()) for parameter in everyone if given.get(parameter) is not None
+            (parameter, self._memory.copy((parameter, None), parameter))
+            for parameter in everyone
+            if given.get(parameter) is not None
         ]
         try:
             for parameter in everyone:
                 parameter.grad = given.get(parameter)
-            with _unnoticed(self._inner):
+            with _unnoticed(self._inner, self._memory):
                 self._inner.step()
         finally:
             for parameter, gradient in zip(everyone, before, strict=True):
@@ -60,6 +65,20 @@ class LookAhead:
         for parameter, exact in self._exact:
             parameter.copy_(exact)
         self._exact, self._gone_with = [], None
+
+
+class _Memory:
+    """Copies that are made anew in each step, in the same memory: new pages cost several times what a copy does."""
+
+    def __init__(self) -> None:
+        self._kept: dict[Hashable, Tensor] = {}
+
+    def copy(self, key: Hashable, tensor: Tensor) -> Tensor:
+        """A copy of what is called that; it overwrites the last one."""
+        kept = self._kept.get(key)
+        if kept is None or (kept.shape, kept.dtype, kept.device) != (tensor.shape, tensor.dtype, tensor.device):
+            self._kept[key] = kept = torch.empty_like(tensor, requires_grad=False)
+        return kept.copy_(tensor.detach())
 
 
 def watch_forward(model: nn.Module, call: Callable[[], None]) -> RemovableHandle:
@@ -86,11 +105,18 @@ class _BeforeForward:
 
 
 @contextmanager
-def _unnoticed(optimizer: Optimizer) -> Iterator[None]:
+def _unnoticed(optimizer: Optimizer, memory: _Memory) -> Iterator[None]:
     """Whatever a step changes but for the parameters is as before on leaving, and no hook is called."""
     state, groups = optimizer.state, [dict(group) for group in optimizer.param_groups]
     hooks = optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks
-    optimizer.state = type(state)(state.default_factory, {key: _copied(value) for key, value in state.items()})
+    copied = {
+        parameter: {
+            name: memory.copy((parameter, name), value) if isinstance(value, Tensor) else value
+            for name, value in its.items()
+        }
+        for parameter, its in state.items()
+    }
+    optimizer.state = type(state)(state.default_factory, copied)
     optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks = OrderedDict(), OrderedDict()
     try:
         yield
@@ -99,7 +125,3 @@ def _unnoticed(optimizer: Optimizer) -> Iterator[None]:
         optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks = hooks
         for group, before in zip(optimizer.param_groups, groups, strict=True):
             group.update(before)
-
-
-def _copied(state: dict[str, Any]) -> dict[str, Any]:
-    return {name: value.clone() if isinstance(value, Tensor) else value for name, value in state.items()}

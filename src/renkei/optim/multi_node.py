@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from renkei.communicators.communicator import Communicator
-from renkei.errors import MismatchError, UnevenBatchError, UsageError
+from renkei.errors import MismatchError, UsageError
 from renkei.gradients.buckets import fingerprint
 from renkei.gradients.compression.formats import Fp32, WireFormat, read_format
 from renkei.gradients.compression.names import AUTO
@@ -21,9 +21,12 @@ from renkei.gradients.readiness import Habits
 from renkei.gradients.reducer import Reducer
 from renkei.optim import auto_wire, saved_gradients
 from renkei.optim.auto_wire import AutoWire
-from renkei.optim.initial_state import broadcast_state, check_alike, check_chosen_alike, describe, tensors_of
+from renkei.optim.equal_batches import check_equal_batches
+from renkei.optim.initial_state import check_chosen_alike, start_alike
 from renkei.optim.look_ahead import LookAhead, watch_forward
+from renkei.optim.structure import names_of, parameters_of, structure_of
 from renkei.optim.wire_choice import Choice, Way
+from renkei.optim.wrapper import OptimizerWrapper
 
 # why ranks meet, in numbers that no exchange of gradients has
 _TO_REORDER = 0
@@ -31,19 +34,7 @@ _TO_RESTRUCTURE = -1
 _TO_CHOOSE = -2
 
 
-def _of_the_inner(name: str) -> Any:
-    """A property that is the inner optimizer's."""
-
-    def read(self: MultiNodeOptimizer) -> Any:
-        return getattr(self.inner, name)
-
-    def write(self: MultiNodeOptimizer, value: Any) -> None:
-        setattr(self.inner, name, value)
-
-    return property(read, write, doc=f"The inner optimizer's ``{name}``.")
-
-
-class MultiNodeOptimizer(Optimizer):
+class MultiNodeOptimizer(OptimizerWrapper):
     """Wraps an optimizer so that it steps with gradients averaged over the ranks of `comm`.
 
     On creation, rank 0's parameters, buffers and optimizer state reach every rank, after a check that all ranks have
@@ -78,19 +69,6 @@ class MultiNodeOptimizer(Optimizer):
         inner: the wrapped optimizer.
     """
 
-    # GradScaler would else leave the scale on the wrapper, where a fused inner optimizer doesn't look for it.
-    _step_supports_amp_scaling = False
-
-    param_groups = _of_the_inner("param_groups")
-    state = _of_the_inner("state")
-    defaults = _of_the_inner("defaults")
-    _optimizer_step_pre_hooks = _of_the_inner("_optimizer_step_pre_hooks")
-    _optimizer_step_post_hooks = _of_the_inner("_optimizer_step_post_hooks")
-    _optimizer_state_dict_pre_hooks = _of_the_inner("_optimizer_state_dict_pre_hooks")
-    _optimizer_state_dict_post_hooks = _of_the_inner("_optimizer_state_dict_post_hooks")
-    _optimizer_load_state_dict_pre_hooks = _of_the_inner("_optimizer_load_state_dict_pre_hooks")
-    _optimizer_load_state_dict_post_hooks = _of_the_inner("_optimizer_load_state_dict_post_hooks")
-
     def __init__(
         self,
         inner: Optimizer,
@@ -102,10 +80,9 @@ class MultiNodeOptimizer(Optimizer):
         double_buffering: bool | None = None,
         look_ahead: bool = True,
     ) -> None:
-        # Not super().__init__(): param_groups, state and hooks are the inner optimizer's.
         if not isinstance(inner, Optimizer):
             raise UsageError(f"inner must be a torch.optim.Optimizer, but is a {type(inner).__name__}")
-        self.inner = inner
+        super().__init__(inner)
         self._users_comm = comm
         self._model = model
         self._wire_format = Fp32() if wire == AUTO else read_format(wire)
@@ -128,7 +105,7 @@ class MultiNodeOptimizer(Optimizer):
         """Forget the gradients; those that come from now on are exchanged."""
         self._reducer.arm()
         self.inner.zero_grad(set_to_none)
-        if self._structure != self._current_structure():
+        if self._structure != structure_of(self.inner):
             self._restructure()
         elif self._auto is not None and self._auto.is_due:
             self._reducer.meet(why=_TO_CHOOSE)
@@ -176,7 +153,7 @@ class MultiNodeOptimizer(Optimizer):
             weight: how much what ``.grad`` holds counts in the mean, as in `backward`, where no backward pass did that.
         """
         if weight is not None:
-            for parameter in self._parameters():
+            for parameter in parameters_of(self.inner):
                 if parameter.grad is not None:
                     parameter.grad.mul_(weight)
             with self._reducer.backward_of(weight):
@@ -242,7 +219,7 @@ class MultiNodeOptimizer(Optimizer):
                 "do that between step() and the next backward pass"
             )
         if turns.take_late():
-            gradients = [parameter.grad for parameter in self._parameters() if parameter.grad is not None]
+            gradients = [parameter.grad for parameter in parameters_of(self.inner) if parameter.grad is not None]
             if self._grad_scaler is None or all(bool(gradient.isfinite().all()) for gradient in gradients):
                 self.inner.step()
                 turns.settle()
@@ -373,19 +350,14 @@ class MultiNodeOptimizer(Optimizer):
     # -- structure ------------------------------------------------------------------------------------------------
 
     def _start_alike(self) -> None:
-        """Check that ranks have built the same and give them rank 0's values."""
-        for name, parameter in zip(self._names(), self._parameters(), strict=True):
-            if nn.parameter.is_lazy(parameter):
-                raise UsageError(f"{name} has no shape yet; run the model once before creating the optimizer")
-        check_alike(self._comm, describe(self.inner, self._names(), self._model))
-        broadcast_state(self._comm, self.inner, tensors_of(self.inner, self._model))
-        self._structure = self._current_structure()
+        start_alike(self._comm, self.inner, self._model)
+        self._structure = structure_of(self.inner)
 
     def _plan(self, habits: Habits | None) -> Reducer:
         """A reducer for the parameters as they are now; once their habits are learnt, in rank 0's order."""
         if habits is not None:
             habits = Habits.agreed(self._comm.all_gather_object(habits))
-        named = list(zip(self._parameters(), self._names(), strict=True))
+        named = list(zip(parameters_of(self.inner), names_of(self.inner, self._model), strict=True))
         trained = [(parameter, name) for parameter, name in named if parameter.requires_grad]
         self._untrained = [(parameter, name) for parameter, name in named if not parameter.requires_grad]
         if not self._wire_format.is_exact:
@@ -396,7 +368,7 @@ class MultiNodeOptimizer(Optimizer):
             self._comm,
             limits=self._comm.bucket_sizes,
             habits=habits,
-            before_plain=self._check_equal_batches,
+            before_plain=lambda: check_equal_batches(self._users_comm.shares.values()),
             wire_format=self._wire_format,
             loss_scale=None if self._grad_scaler is None else self._grad_scaler.get_scale,
             is_late=self._double_buffering,
@@ -424,28 +396,3 @@ class MultiNodeOptimizer(Optimizer):
         self._reducer.take_over(before)
         self._waited_before += before.waited
         before.close()
-
-    def _parameters(self) -> list[nn.Parameter]:
-        return [parameter for group in self.inner.param_groups for parameter in group["params"]]
-
-    def _names(self) -> list[str]:
-        known = {} if self._model is None else {parameter: name for name, parameter in self._model.named_parameters()}
-        return [
-            known.get(parameter, f"parameter {at} of group {number}")
-            for number, group in enumerate(self.inner.param_groups)
-            for at, parameter in enumerate(group["params"])
-        ]
-
-    def _current_structure(self) -> list[Any]:
-        parameters = self._parameters()
-        return [[p.requires_grad for p in parameters], [p.dtype for p in parameters], [p.device for p in parameters]]
-
-    def _check_equal_batches(self) -> None:
-        for share in self._users_comm.shares.values():
-            if share.uneven is not None:
-                fewest, most = share.uneven
-                raise UnevenBatchError(
-                    f"of some batches in an epoch, ranks get {fewest} or {most} samples, so their mean losses must not "
-                    "count equally; in place of loss.backward(), call optimizer.backward(loss, weight=len(x)), or let "
-                    "the number of ranks divide both the global batch size and the number of samples"
-                )
