@@ -183,8 +183,8 @@ class MultiNodeOptimizer(OptimizerWrapper):
     def double_buffering(self) -> bool:
         """Whether steps are made with the gradients of the step before.
 
-        Can be set between two steps, on all ranks alike: a training may begin without, while gradients change quickly.
-        Setting it makes a step with what is late, as `flush` does, and is a collective operation.
+        Can be set between two steps, on all ranks alike. Setting it makes a step with what is late, as `flush` does,
+        and is a collective operation.
         """
         return self._double_buffering
 
