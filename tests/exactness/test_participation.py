@@ -271,6 +271,6 @@ def test_red_twin_what_is_left_in_the_buffer_for_an_unused_parameter_is_seen(mon
 
 
 def test_red_twin_an_unchecked_share_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(MultiNodeOptimizer, "_check_equal_batches", lambda self: None)
+    monkeypatch.setattr("renkei.optim.multi_node.check_equal_batches", lambda shares: None)
     with pytest.raises(AssertionError):
         test_a_last_batch_that_will_be_uneven_is_refused_at_the_first()

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from exactness.one_process import assert_same_bits, build, error_of, loss_of, mlp, on_ranks, samples, values
 from renkei.communicators.communicator import Communicator
 from renkei.errors import MismatchError, UsageError
-from renkei.optim import initial_state, multi_node
+from renkei.optim import initial_state
 from renkei.optim.multi_node import MultiNodeOptimizer
 
 NUM_RANKS = 3
@@ -232,21 +232,21 @@ def test_a_lazy_module_is_refused_by_name() -> None:
 
 
 def test_red_twin_one_parameter_not_sent_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    tensors_of = multi_node.tensors_of
-    monkeypatch.setattr(multi_node, "tensors_of", lambda *args: tensors_of(*args)[1:])
+    tensors_of = initial_state.tensors_of
+    monkeypatch.setattr(initial_state, "tensors_of", lambda *args: tensors_of(*args)[1:])
     with pytest.raises(AssertionError):
         check_starts_like_rank_0(sgd_of)
 
 
 def test_red_twin_buffers_not_sent_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    tensors_of = multi_node.tensors_of
-    monkeypatch.setattr(multi_node, "tensors_of", lambda optimizer, model: tensors_of(optimizer, None))
+    tensors_of = initial_state.tensors_of
+    monkeypatch.setattr(initial_state, "tensors_of", lambda optimizer, model: tensors_of(optimizer, None))
     with pytest.raises(AssertionError):
         check_starts_like_rank_0(sgd_of)
 
 
 def test_red_twin_momentum_not_sent_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(multi_node, "broadcast_state", lambda comm, optimizer, tensors: comm.broadcast_into(tensors))
+    monkeypatch.setattr(initial_state, "broadcast_state", lambda comm, optimizer, tensors: comm.broadcast_into(tensors))
     with pytest.raises(AssertionError):
         check_starts_like_rank_0(adamw_of)
 
