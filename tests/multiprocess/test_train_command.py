@@ -35,7 +35,8 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])  # new processes can
 KEYS = ["recipe", "world_size", "epochs", "steps", "loss", "top1", "samples_per_second", "seconds", "run_dir"]
 ONE_EPOCH = ("--set", "epochs=1", "--set", "threads=1", "--json")
 REPORT_EVERY = 10  # steps, as in every recipe
-PROGRESS_KEYS = {"kind", "time", "epoch", "step", "learning_rate", "means", "samples_per_second", "waiting"}
+PROGRESS_KEYS = {"kind", "time", "epoch", "step", "learning_rate", "means", "samples_per_second", "step_ms", "shares"}
+PARTS = ["data", "computing", "communication", "waiting"]
 STEPS = 23  # in an epoch: 1,438 digits in batches of 64
 
 
@@ -69,6 +70,8 @@ def check_lines(path: Path, result: dict[str, Any]) -> None:
     progress = [line for line in lines if line["kind"] == "progress"]
     assert [line["step"] for line in progress] == list(range(REPORT_EVERY, result["steps"] + 1, REPORT_EVERY))
     assert all(set(line) == PROGRESS_KEYS and set(line["means"]) == {"loss", "top1"} for line in progress)
+    assert all(list(line["step_ms"]) == list(line["shares"]) == PARTS for line in progress)
+    assert all(len(part) == REPORT_EVERY for line in progress for part in line["step_ms"].values())
     evaluations = [line for line in lines if line["kind"] == "evaluation"]
     assert [line["epoch"] for line in evaluations] == list(range(1, result["epochs"] + 1))
     assert evaluations[-1]["top1"] == result["top1"]

@@ -20,10 +20,11 @@ SOME = Progress(
     learning_rate=0.05,
     means={"loss": 0.43219, "top1": 0.8765},
     samples_per_second=12345.6,
-    waiting=0.123,
+    step_ms={"data": [0.4], "computing": [70.0], "communication": [17.3], "waiting": [12.3]},
+    shares={"data": 0.004, "computing": 0.7, "communication": 0.173, "waiting": 0.123},
 )
 RESULT = {"loss": 0.51, "top1": 0.25}
-NUMBERS = "loss 0.4322  top-1 0.876  12,346 samples/s  12% waiting for other ranks"
+NUMBERS = "loss 0.4322  top-1 0.876  12,346 samples/s  70% computing  17% communication  12% waiting"
 EVALUATION = "epoch 2 of 3  evaluation: loss 0.5100  top-1 0.2500"
 
 
@@ -43,8 +44,8 @@ def test_the_numbers_that_matter_are_in_one_line() -> None:
 
 
 def test_numbers_that_are_none_are_shown_as_well() -> None:
-    broken = Progress(0.0, 1, 0.1, {"loss": float("nan"), "top1": float("nan")}, float("inf"), 0.0)
-    assert describe(broken) == "loss nan  top-1 nan  inf samples/s  0% waiting for other ranks"
+    broken = Progress(0.0, 1, 0.1, {"loss": float("nan"), "top1": float("nan")}, float("inf"), {}, {"data": 0.0})
+    assert describe(broken) == "loss nan  top-1 nan  inf samples/s"
 
 
 def test_where_there_is_no_terminal_lines_are_plain_and_not_too_many(capfd: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -9,9 +10,11 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from renkei.bench.comparison import ALL_REDUCE, ALONE, Measurement, compare, random_orders
+from renkei.bench.timeline import Awaited, Event, record
 from renkei.communicators.communicator import Communicator
 from renkei.models.convnet import ConvNet, perceptron
 from renkei.optim.multi_node import MultiNodeOptimizer
@@ -19,8 +22,8 @@ from renkei.optim.multi_node import MultiNodeOptimizer
 STEPS_IN_A_ROW = 8
 DDP_BUCKETS_MIB = (1, 4, 25)
 
-Step = Callable[[], None]
 Model = Callable[[], tuple[nn.Module, Tensor, Tensor]]
+Job = Callable[[], Awaited | None]  # does one step; tells from when to when gradients were awaited, if it can
 
 
 def _perceptron() -> tuple[nn.Module, Tensor, Tensor]:
@@ -35,37 +38,51 @@ def _convnet() -> tuple[nn.Module, Tensor, Tensor]:
 MODELS: dict[str, Model] = {"perceptron": _perceptron, "convnet": _convnet}
 
 
-def measure(comm: Communicator, model: str, peers: Sequence[str], rounds: int) -> list[Measurement]:
+def measure(
+    comm: Communicator, model: str, peers: Sequence[str], rounds: int, timeline: list[Event] | None = None
+) -> list[Measurement]:
     """Let all contestants train in turns, in a new random order each round, and compare them.
 
     Args:
         model: one of `MODELS`.
-        peers: of "ddp".
+        peers: of "ddp" and "ddp-fp16".
         rounds: how often each gets its turn of `STEPS_IN_A_ROW` steps.
+        timeline: gets what happens in a few more steps of each.
     """
     contestants = dict(_contestants(comm, MODELS[model], peers))
-    seconds: dict[str, list[list[float]]] = {name: [] for name in contestants}
-    for step in contestants.values():
+    times: dict[str, list[list[tuple[float, float]]]] = {name: [] for name in contestants}
+    for job in contestants.values():
         for _ in range(STEPS_IN_A_ROW):  # the first steps plan buckets
-            step()
+            job()
     for order in random_orders(contestants, rounds):
         for name in order:
             comm.barrier()
-            seconds[name].append([_time(contestants[name]) for _ in range(STEPS_IN_A_ROW)])
-    slowest = {name: comm.all_reduce(torch.tensor(own), "max").tolist() for name, own in seconds.items()}
-    return compare(model, slowest, peers=[name for name in contestants if name.split(",")[0] in peers])
+            times[name].append([_time(contestants[name]) for _ in range(STEPS_IN_A_ROW)])
+    seconds, waiting = {}, {}
+    for name, own in times.items():
+        took, awaited = torch.tensor(own, dtype=torch.float64).unbind(-1)
+        seconds[name] = comm.all_reduce(took, "max").tolist()
+        waiting[name] = (comm.all_reduce(awaited, "mean") - comm.all_reduce(awaited, "min")).tolist()
+    if timeline is not None:
+        timeline += record(comm, {f"{model}: {name}": job for name, job in contestants.items()})
+    return compare(model, seconds, waiting, peers=[name for name in contestants if name.split(",")[0] in peers])
 
 
-def _time(step: Step) -> float:
+def _time(job: Job) -> tuple[float, float]:
+    """How long a step takes, and for how long of it gradients are awaited; NaN where that can't be told."""
     begin = time.perf_counter()
-    step()
-    return time.perf_counter() - begin
+    awaited = job()
+    return time.perf_counter() - begin, math.nan if awaited is None else awaited[1] - awaited[0]
 
 
-def _contestants(comm: Communicator, model: Model, peers: Sequence[str]) -> Iterator[tuple[str, Step]]:
-    yield ALONE, _step(*_model_and_optimizer(comm, model))
+def _contestants(comm: Communicator, model: Model, peers: Sequence[str]) -> Iterator[tuple[str, Job]]:
+    yield ALONE, _alone(comm, model)
     yield ALL_REDUCE, _all_reduce(comm, model)
-    yield "renkei", _renkei(comm, model)
+    yield "renkei", _renkei(comm, model, "fp32")
+    if "ddp-fp16" in peers:
+        yield "renkei, fp16", _renkei(comm, model, "fp16")
+        for mebibytes in DDP_BUCKETS_MIB:
+            yield f"ddp-fp16, {mebibytes} MiB buckets", _ddp(comm, model, mebibytes, None, in_fp16=True)
     if "ddp" in peers:
         for mebibytes in DDP_BUCKETS_MIB:
             yield f"ddp, {mebibytes} MiB buckets", _ddp(comm, model, mebibytes, None)
@@ -75,26 +92,43 @@ def _contestants(comm: Communicator, model: Model, peers: Sequence[str]) -> Iter
                 yield f"ddp over shared_memory, {mebibytes} MiB buckets", _ddp(comm, model, mebibytes, group)
 
 
-def _all_reduce(comm: Communicator, model: Model) -> Step:
+def _alone(comm: Communicator, model: Model) -> Job:
+    """What a step computes; no rank waits for another."""
+    step = _Step(*_model_and_optimizer(comm, model))
+
+    def job() -> None:
+        step()
+
+    return job
+
+
+def _all_reduce(comm: Communicator, model: Model) -> Job:
     """As many bytes as a step exchanges, in one message, while nothing is computed."""
     net, _, _ = _model_and_optimizer(comm, model)
     buffer = torch.zeros(sum(parameter.numel() for parameter in net.parameters()), device=comm.device)
 
-    def step() -> None:
+    def job() -> None:
         comm.start_sum(buffer, [buffer]).wait()
         if buffer.is_cuda:
             torch.cuda.synchronize()
 
-    return step
+    return job
 
 
-def _renkei(comm: Communicator, model: Model) -> Step:
+def _renkei(comm: Communicator, model: Model, wire: str) -> Job:
     net, data, optimizer = _model_and_optimizer(comm, model)
-    return _step(net, data, MultiNodeOptimizer(optimizer, comm, model=net))
+    return _Step(net, data, MultiNodeOptimizer(optimizer, comm, model=net, wire=wire))
 
 
-def _ddp(comm: Communicator, model: Model, mebibytes: int, group: dist.ProcessGroup | None) -> Step:
-    """DDP as its documentation advises for speed: gradients as views of buckets, a static graph."""
+def _ddp(
+    comm: Communicator, model: Model, mebibytes: int, group: dist.ProcessGroup | None, *, in_fp16: bool = False
+) -> Job:
+    """DDP as its documentation advises for speed: gradients as views of buckets, a static graph.
+
+    Args:
+        group: None for torch's default group.
+        in_fp16: whether gradients travel in 16 bits, by torch's own hook.
+    """
     net, data, optimizer = _model_and_optimizer(comm, model)
     with warnings.catch_warnings():  # torch 2.13 renames broadcast_buffers; 2.11 has no other name for it
         warnings.simplefilter("ignore", FutureWarning)
@@ -107,7 +141,9 @@ def _ddp(comm: Communicator, model: Model, mebibytes: int, group: dist.ProcessGr
             static_graph=True,
             broadcast_buffers=False,
         )
-    return _step(wrapped, data, optimizer)
+    if in_fp16:
+        wrapped.register_comm_hook(group or dist.group.WORLD, fp16_compress_hook)
+    return _Step(wrapped, data, optimizer)
 
 
 def _model_and_optimizer(
@@ -120,14 +156,27 @@ def _model_and_optimizer(
     return net, (inputs.to(comm.device), target.to(comm.device)), optimizer
 
 
-def _step(net: nn.Module, data: tuple[Tensor, Tensor], optimizer: torch.optim.Optimizer) -> Step:
-    inputs, target = data
+class _Step:
+    """A training step, which tells when it awaited gradients: from when this rank had computed all of its own.
 
-    def step() -> None:
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(net(inputs), target).backward()
-        optimizer.step()
+    That can't be told on a GPU, which is still computing then.
+    """
+
+    def __init__(self, net: nn.Module, data: tuple[Tensor, Tensor], optimizer: torch.optim.Optimizer) -> None:
+        self._net, self._data, self._optimizer = net, data, optimizer
+        self._had_all = 0.0
+        for parameter in net.parameters():  # whichever comes last
+            parameter.register_post_accumulate_grad_hook(self._note)
+
+    def _note(self, parameter: Tensor) -> None:
+        self._had_all = time.perf_counter()
+
+    def __call__(self) -> Awaited | None:
+        inputs, target = self._data
+        self._optimizer.zero_grad()
+        nn.functional.cross_entropy(self._net(inputs), target).backward()
+        awaited = self._had_all, time.perf_counter()
+        self._optimizer.step()
         if inputs.is_cuda:
             torch.cuda.synchronize()
-
-    return step
+        return None if inputs.is_cuda else awaited

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from renkei.bench.bandwidth import COPY, AllReduceTime
 from renkei.bench.sizes import show_size
 from renkei.errors import UsageError
+from renkei.writable import check_writable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -39,8 +39,7 @@ def check(path: Path) -> None:
         ) from None
     if path.suffix.lower() not in FORMATS:
         raise UsageError(f"figure {path}: its kind can't be told; let its name end in {', '.join(FORMATS)}")
-    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise UsageError(f"figure {path} can't be written; give a file in a folder that exists and can be written to")
+    check_writable("figure", path)
 
 
 def draw_all_reduce(panels: Mapping[str, Sequence[AllReduceTime]], path: Path, *, subtitle: str) -> None:

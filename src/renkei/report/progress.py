@@ -44,11 +44,10 @@ def create_display(comm: Communicator, num_epochs: int) -> Iterator[Display]:
 
 
 def describe(progress: TrainingProgress) -> str:
-    """The numbers that matter, in one line."""
-    return (
-        f"loss {progress.means['loss']:.4f}  top-1 {progress.means['top1']:.3f}  "
-        f"{progress.samples_per_second:,.0f} samples/s  {progress.waiting:.0%} waiting for other ranks"
-    )
+    """The numbers that matter, in one line; of where time goes, what amounts to a per cent."""
+    shares = [f"{share:.0%} {part}" for part, share in progress.shares.items() if share >= 0.01]
+    numbers = f"loss {progress.means['loss']:.4f}", f"top-1 {progress.means['top1']:.3f}"
+    return "  ".join([*numbers, f"{progress.samples_per_second:,.0f} samples/s", *shares])
 
 
 def describe_evaluation(epoch: int, num_epochs: int, result: Mapping[str, float]) -> str:

@@ -13,6 +13,7 @@ from renkei.optim.multi_node import MultiNodeOptimizer
 from renkei.optim.schedules import Schedule
 from renkei.training.batch_norm_statistics import pool_batch_norm
 from renkei.training.metrics import METRICS, WeightedMeans
+from renkei.training.times import Stopwatch, over_ranks
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,9 @@ class Progress:
         learning_rate: of the latest step.
         means: of what is measured, over the samples of all ranks since the last progress was made known.
         samples_per_second: of all ranks together, since training began.
-        waiting: share of the time this rank spent waiting for gradients.
+        step_ms: where the time of each step since then went on this rank, in milliseconds, by part of
+            `renkei.training.times.PARTS`.
+        shares: by part, its share of the time of all ranks.
     """
 
     epoch: float
@@ -33,7 +36,8 @@ class Progress:
     learning_rate: float
     means: dict[str, float]
     samples_per_second: float
-    waiting: float
+    step_ms: dict[str, list[float]]
+    shares: dict[str, float]
 
 
 class Trainer:
@@ -65,6 +69,7 @@ class Trainer:
         self._loss, self._schedule, self._micro_batch_size = loss, schedule, micro_batch_size
         self._report, self._report_every = report, report_every
         self._means = WeightedMeans(METRICS)
+        self._stopwatch = Stopwatch(lambda: optimizer.seconds_waited)
         self.step = 0
         self._samples_seen = 0  # by this rank, since batch-norm statistics were pooled
         self._seconds = 0.0  # in `run_epoch`, but for the part of it that is going on
@@ -74,7 +79,7 @@ class Trainer:
         """One pass over the data; afterwards the model can be evaluated and saved."""
         self.model.train()
         self._epoch_began = time.perf_counter()
-        for inputs, target in self.loader:
+        for inputs, target in self._stopwatch.batches(self.loader):
             self._set_learning_rate()
             self.optimizer.zero_grad()
             for piece_of_inputs, piece_of_target, is_last in self._pieces(inputs, target):
@@ -86,6 +91,7 @@ class Trainer:
             self.optimizer.step()
             self.step += 1
             self._samples_seen += len(target)
+            self._stopwatch.end_step()
             if self.step % self._report_every == 0:
                 self._report(self.progress())
         self.optimizer.flush()
@@ -100,13 +106,15 @@ class Trainer:
 
     def progress(self) -> Progress:
         """Where training is. A collective operation."""
+        step_ms, shares = over_ranks(self.loader.comm, self._stopwatch.take())
         progress = Progress(
             epoch=self.loader.samples / self.loader.dealer.num_examples,
             step=self.step,
             learning_rate=self.optimizer.param_groups[0]["lr"],
             means=self._means.over_all_ranks(self.loader.comm),
             samples_per_second=self.loader.samples / self.seconds,
-            waiting=self.optimizer.seconds_waited / self.seconds,
+            step_ms=step_ms,
+            shares=shares,
         )
         self._means.reset()
         return progress
