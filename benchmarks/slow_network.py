@@ -10,21 +10,19 @@ take their turn, in random order.
 from __future__ import annotations
 
 import json
-import math
 import random
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
-from torch.nn.parallel import DistributedDataParallel
 
 import renkei
+from emulated import BUSY, FORWARD, Contestant, Model, take_turn, with_ddp, with_renkei
 from four_hosts import finish
 from record import ROOT, Record, table
 from renkei.communicators.communicator import Communicator
@@ -39,17 +37,13 @@ LINK = "200mbit"
 LAYERS = 10
 NUMEL = 250_000  # of each layer: 10 MB in all
 SLOWNESS = (1.9, 3.8)  # how many times as long as the computation an all-reduce of all gradients in fp32 takes
-FORWARD = 1 / 3  # of the computation
 WARM_UP = 2  # steps before the clock starts, so that what is late is on its way then, as it is when the clock stops
 STEPS = 8  # timed in a turn
 PROBES = 5  # all-reduces that tell how long one takes
-BUSY = 0.8  # of a core; a turn in which a rank used more is void
 PORT = "23456"
 PATIENCE = 60.0  # seconds for a rank to end after rank 0 has
 
 Turn = dict[str, Any]  # what is noted of one
-Step = Callable[[], None]
-Contestant = tuple[Step, Callable[[], None]]  # and what uses the gradients that are late
 
 
 def main() -> None:
@@ -112,104 +106,47 @@ def summarize(turns: list[Turn]) -> Iterator[tuple[object, ...]]:
 # -- on each rank -------------------------------------------------------------------------------------------------
 
 
-class Asleep(torch.autograd.Function):
-    """A layer whose computation takes a fixed time."""
-
-    @staticmethod
-    def forward(ctx: Any, inputs: Tensor, weight: Tensor, seconds: list[float]) -> Tensor:
-        ctx.seconds, ctx.shape = seconds, weight.shape
-        time.sleep(seconds[0] * FORWARD)
-        return inputs.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None]:
-        time.sleep(ctx.seconds[0] * (1 - FORWARD))
-        return gradients[0], torch.zeros(ctx.shape), None
-
-
-class Emulated(nn.Module):
-    def __init__(self, seconds: list[float]) -> None:
-        super().__init__()
-        self.layers = nn.ParameterList([nn.Parameter(torch.zeros(NUMEL)) for _ in range(LAYERS)])
-        self.seconds = seconds  # of each layer; changed from outside
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        for weight in self.layers:
-            inputs = Asleep.apply(inputs, weight, self.seconds)
-        return inputs
-
-
-def with_renkei(comm: Communicator, seconds: list[float], **options: Any) -> Contestant:
-    model = Emulated(seconds)
-    optimizer = renkei.MultiNodeOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), comm, model=model, **options)
-    inputs = torch.zeros(1, requires_grad=True)
-
-    def step() -> None:
-        optimizer.zero_grad()
-        model(inputs).sum().backward()
-        optimizer.step()
-
-    return step, optimizer.flush
-
-
-def with_ddp(comm: Communicator, seconds: list[float], bucket_mb: int, hook: Any = None) -> Contestant:
-    model = Emulated(seconds)
-    ddp = DistributedDataParallel(
-        model, process_group=comm.group, bucket_cap_mb=bucket_mb, gradient_as_bucket_view=True, static_graph=True
-    )
-    if hook is not None:
-        ddp.register_comm_hook(comm.group, hook)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    inputs = torch.zeros(1, requires_grad=True)
-
-    def step() -> None:
-        optimizer.zero_grad()
-        ddp(inputs).sum().backward()
-        optimizer.step()
-
-    return step, lambda: None
-
-
 BUCKETS_MB = (1, 4, 25)  # of DDP
 WIRES = ("fp32", "bf16", "fp16", "int8")
 CODECS = {"fp32": None, "bf16": Bf16Codec(), "fp16": Fp16Codec(), "int8": Int8Codec()}
 
 
-def contestants(comm: Communicator, seconds: list[float]) -> dict[str, Contestant]:
-    made = {f"ddp, fp32, {mb} MB buckets": with_ddp(comm.duplicate(), seconds, mb) for mb in BUCKETS_MB}
+def contestants(comm: Communicator, model: Model) -> dict[str, Contestant]:
+    made = {f"ddp, fp32, {mb} MB buckets": with_ddp(comm.duplicate(), model, mb) for mb in BUCKETS_MB}
     hook = default_hooks.fp16_compress_hook
     made |= {
-        f"ddp, torch's fp16 hook, {mb} MB buckets": with_ddp(comm.duplicate(), seconds, mb, hook) for mb in BUCKETS_MB
+        f"ddp, torch's fp16 hook, {mb} MB buckets": with_ddp(comm.duplicate(), model, mb, hook) for mb in BUCKETS_MB
     }
-    made |= {f"renkei, {wire}": with_renkei(comm, seconds, wire=wire) for wire in WIRES}
+    made |= {f"renkei, {wire}": with_renkei(comm, model, wire=wire) for wire in WIRES}
     late = {"double_buffering": True}
-    made |= {f"renkei, {wire}, double buffering": with_renkei(comm, seconds, wire=wire, **late) for wire in WIRES}
+    made |= {f"renkei, {wire}, double buffering": with_renkei(comm, model, wire=wire, **late) for wire in WIRES}
     for wire in ("bf16", "int8"):
         name = f"renkei, {wire}, double buffering, without looking ahead"
-        made[name] = with_renkei(comm, seconds, wire=wire, look_ahead=False, **late)
+        made[name] = with_renkei(comm, model, wire=wire, look_ahead=False, **late)
     return made
 
 
 def measure_as_rank(rounds: int) -> None:
     """Rank 0 prints a line for each turn: how long a step took on the slowest rank, and what would be ideal."""
     comm = renkei.create_communicator("flat/gloo", timeout=120)
-    seconds = [0.001]
+    model = Model(LAYERS, NUMEL)
     all_reduce = {wire: time_all_reduce(comm, wire) for wire in WIRES}
-    made = contestants(comm, seconds)
+    made = contestants(comm, model)
     for slowness in SLOWNESS:
         compute = all_reduce["fp32"] / slowness
-        seconds[0] = compute / LAYERS
-        for step, flush in made.values():  # bucket plans are made in the first steps
+        model.seconds = compute
+        for contestant in made.values():  # bucket plans are made in the first steps
             for _ in range(3):
-                step()
-            flush()
+                contestant.step()
+            contestant.flush()
         for number in range(rounds):
             for name in random.Random(number).sample(list(made), len(made)):
-                slowest = float(comm.all_reduce(torch.tensor(take_turn(comm, made[name]), dtype=torch.float64), "max"))
+                took = torch.tensor(take_turn(comm, made[name], WARM_UP, STEPS), dtype=torch.float64)
+                slowest, busiest = comm.all_reduce(took, "max").tolist()
                 if comm.rank == 0:
                     turn = {"slowness": slowness, "round": number, "name": name, "compute": compute,
                             "ideal": ideal_of(name, compute, all_reduce),
-                            "seconds": slowest if slowest < math.inf else None}  # fmt: skip
+                            "seconds": slowest if busiest < BUSY else None}  # fmt: skip
                     print(json.dumps(turn), flush=True)
     comm.barrier()
     comm.close()
@@ -228,20 +165,6 @@ def time_all_reduce(comm: Communicator, wire: str) -> float:
             comm.start_coded_sum(buffer, codec, None).wait()
         times.append(time.perf_counter() - begin)
     return float(comm.all_reduce(torch.tensor(statistics.median(times[1:]), dtype=torch.float64), "max"))
-
-
-def take_turn(comm: Communicator, contestant: Contestant) -> float:
-    """Seconds a step of a training that goes on; infinite if this rank's processor was too busy."""
-    step, flush = contestant
-    comm.barrier()
-    for _ in range(WARM_UP):
-        step()
-    begin, used = time.perf_counter(), time.process_time()
-    for _ in range(STEPS):
-        step()
-    took, used = time.perf_counter() - begin, time.process_time() - used
-    flush()
-    return took / STEPS if used < BUSY * took else math.inf
 
 
 def ideal_of(name: str, compute: float, all_reduce: dict[str, float]) -> float:

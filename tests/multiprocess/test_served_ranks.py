@@ -28,6 +28,7 @@ from renkei.errors import UsageError
 
 pytestmark = [linux, pytest.mark.timeout(120)]
 SPEC = "flat/gloo"
+PATIENCE = 2.5  # seconds; enough for ranks that don't hang, also where cores are busy
 SOON = 15.0  # seconds; far below the time that ranks may take to answer
 HELD: list[mmap.mmap] = []
 
@@ -158,8 +159,8 @@ class TestThreeRanks:
         """All are ended when the time is up, and where the rank was is told if it can be."""
         begin = time.monotonic()
         with pytest.raises(ServedRanksError, match=rf"(?s)no answer in time: rank 1 of 3\n.*{said}"):
-            ranks.run(lambda comm: hang() if comm.rank == 1 else None, spec=SPEC, patience=1.0)
-        assert 1.0 <= time.monotonic() - begin < SOON
+            ranks.run(lambda comm: hang() if comm.rank == 1 else None, spec=SPEC, patience=PATIENCE)
+        assert PATIENCE <= time.monotonic() - begin < SOON
         assert not any(map(leaks.is_running, pids))
 
 

@@ -66,8 +66,8 @@ def test_every_contestant_has_a_line_of_its_own() -> None:
 
 
 def test_red_twin_lines_that_look_alike(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plots, "_COLOURS", ("#000000",))
-    monkeypatch.setattr(plots, "_MARKERS", "o")
+    monkeypatch.setattr(plots, "COLOURS", ("#000000",))
+    monkeypatch.setattr(plots, "MARKERS", "o")
     with pytest.raises(AssertionError):
         check_lines_differ([*COMMUNICATORS, *PEERS])
 

@@ -20,8 +20,8 @@ FORMATS = (".png", ".svg", ".pdf")
 
 # Okabe and Ito's colours, which colour-blind people can tell apart (https://jfly.uni-koeln.de/color/); without yellow,
 # which is faint on white. Renkei's communicators get them from the first on, peers from the last on.
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
-_MARKERS = "osD^vPX"
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
+MARKERS = "osD^vPX"
 _GREY = "#666666"
 _WIDTH, _HEIGHT, _LEGEND = 6.0, 4.6, 1.8  # inches; of a panel, and beside all
 _COLUMNS = 2  # of panels
@@ -75,7 +75,7 @@ def draw_all_reduce(panels: Mapping[str, Sequence[AllReduceTime]], path: Path, *
 def _lines(results: Iterable[AllReduceTime]) -> dict[str, dict[str, Any]]:
     """By contestant, how its line is drawn: alike in all panels."""
     names = {result.name: result for result in results}
-    ours, peers = list(_COLOURS), list(reversed(_COLOURS))
+    ours, peers = list(COLOURS), list(reversed(COLOURS))
     lines: dict[str, dict[str, Any]] = {}
     for name, result in names.items():
         if name == COPY:
@@ -87,7 +87,7 @@ def _lines(results: Iterable[AllReduceTime]) -> dict[str, dict[str, Any]]:
         lines[name] = {
             "color": colours[-1],
             "linestyle": "-" if is_ours else ":",
-            "marker": _MARKERS[len(lines) % len(_MARKERS)],
+            "marker": MARKERS[len(lines) % len(MARKERS)],
             "markerfacecolor": colours[-1] if is_ours else "white",
         }
     return lines

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import ClassVar
 
 import torch
 from torch import Tensor
+
+_SCALE = 4  # bytes
 
 
 class Codec(ABC):
@@ -32,24 +36,62 @@ class Codec(ABC):
         return values.new_empty(self.num_bytes(values.numel()), dtype=torch.uint8)
 
 
-def in_blocks(values: Tensor, block: int) -> Tensor:
-    """A flat tensor as rows of `block` fp32 values, the last one filled up with zeros."""
-    num_blocks = -(-values.numel() // block)
-    if values.numel() == num_blocks * block:
-        return values.float().view(num_blocks, block)
-    rows = values.new_zeros(num_blocks, block, dtype=torch.float32)
-    rows.view(-1)[: values.numel()].copy_(values)
-    return rows
+class BlockCodec(Codec):
+    """A scale, in fp32, for each block of values. The scales come first, and then what they scale.
+
+    What is computed is computed in place where it can be: large temporaries cost more than the arithmetic, for the
+    memory of each is given back and has to be got again, page by page.
+
+    Attributes:
+        block: how many values share a scale.
+        scaled: what values become.
+    """
+
+    block: int
+    scaled: ClassVar[torch.dtype]
+
+    @abstractmethod
+    def encode_rows(self, rows: Tensor, scales: Tensor, scaled: Tensor) -> None:
+        """From fp32 blocks [n, k], of which k is `block` or fewer, fill scales [n, 1] and what they scale [n, k]."""
+
+    @abstractmethod
+    def decode_rows(self, scaled: Tensor, scales: Tensor, rows: Tensor) -> None:
+        """The inverse: fill `rows`."""
+
+    def num_bytes(self, numel: int) -> int:
+        """See `Codec`."""
+        return self.scaled.itemsize * numel + _SCALE * self._num_blocks(numel)
+
+    def encode(self, values: Tensor) -> Tensor:
+        """See `Codec`."""
+        data = self.room_for(values)
+        for part in self._parts(values.float(), data):
+            self.encode_rows(*part)
+        return data
+
+    def decode(self, data: Tensor, numel: int) -> Tensor:
+        """See `Codec`."""
+        values = data.new_empty(numel, dtype=torch.float32)
+        for rows, scales, scaled in self._parts(values, data if data.storage_offset() % _SCALE == 0 else data.clone()):
+            self.decode_rows(scaled, scales, rows)
+        return values
+
+    def _parts(self, values: Tensor, data: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Views: whole blocks, their scales, and what they scale; and then likewise of what is left, a shorter one."""
+        cut = _SCALE * self._num_blocks(values.numel())
+        scales, scaled = data[:cut].view(torch.float32).view(-1, 1), data[cut:].view(self.scaled)
+        num_whole = values.numel() // self.block
+        whole = num_whole * self.block
+        if whole:
+            rows = values[:whole].view(num_whole, self.block)
+            yield rows, scales[:num_whole], scaled[:whole].view(num_whole, self.block)
+        if whole < values.numel():
+            yield values[whole:].view(1, -1), scales[num_whole:], scaled[whole:].view(1, -1)
+
+    def _num_blocks(self, numel: int) -> int:
+        return -(-numel // self.block)
 
 
-def join(scales: Tensor, payload: Tensor) -> Tensor:
-    """Scales, and then what they scale, as bytes."""
-    return torch.cat([scales.reshape(-1).view(torch.uint8), payload.reshape(-1).view(torch.uint8)])
-
-
-def take_apart(data: Tensor, num_blocks: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """The scales, one for each block, and what they scale, of such a dtype."""
-    if data.storage_offset() % 4:
-        data = data.clone()
-    scales = 4 * num_blocks
-    return data[:scales].view(torch.float32), data[scales:].view(dtype)
+def largest(rows: Tensor) -> Tensor:
+    """The largest absolute value of each row [n, k], [n, 1]; NaN where there is one."""
+    return torch.maximum(rows.amax(dim=1, keepdim=True), -rows.amin(dim=1, keepdim=True))

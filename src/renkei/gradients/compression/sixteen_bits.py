@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import final
+from typing import ClassVar, final
 
 import torch
 from torch import Tensor
 
-from renkei.gradients.compression.codec import Codec, in_blocks, join, take_apart
+from renkei.gradients.compression.codec import BlockCodec, Codec, largest
 
 _TOP = 15  # as a power of two: just below the next one values would be rounded to infinity
 
@@ -33,7 +33,7 @@ class Bf16Codec(Codec):
 
 @final
 @dataclass(frozen=True)
-class Fp16Codec(Codec):
+class Fp16Codec(BlockCodec):
     """Rounded to fp16 after each block was multiplied by the power of two that brings its largest value near the top.
 
     So nothing overflows, however large gradients are, and the small ones keep as many bits as there are.
@@ -43,25 +43,21 @@ class Fp16Codec(Codec):
     """
 
     block: int = 4096
+    scaled: ClassVar[torch.dtype] = torch.float16
 
-    def num_bytes(self, numel: int) -> int:
-        """See `Codec`."""
-        return 2 * numel + 4 * -(-numel // self.block)
+    def encode_rows(self, rows: Tensor, scales: Tensor, scaled: Tensor) -> None:
+        """See `BlockCodec`."""
+        scales.copy_(_powers_to_the_top(largest(rows)))
+        scaled.copy_(rows * scales)
 
-    def encode(self, values: Tensor) -> Tensor:
-        """See `Codec`."""
-        rows = in_blocks(values, self.block)
-        scales = _powers_to_the_top(rows.abs().amax(dim=1, keepdim=True))
-        return join(scales, (rows * scales).half().view(-1)[: values.numel()])
-
-    def decode(self, data: Tensor, numel: int) -> Tensor:
-        """See `Codec`."""
-        scales, scaled = take_apart(data, -(-numel // self.block), torch.float16)
-        return (in_blocks(scaled, self.block) / scales.view(-1, 1)).view(-1)[:numel]
+    def decode_rows(self, scaled: Tensor, scales: Tensor, rows: Tensor) -> None:
+        """See `BlockCodec`."""
+        rows.copy_(scaled)
+        rows.div_(scales)
 
 
-def _powers_to_the_top(largest: Tensor) -> Tensor:
+def _powers_to_the_top(most: Tensor) -> Tensor:
     """By block what to multiply by, exactly; 1 where there is nothing to be gained: nothing but zeros, or no number."""
-    _, exponent = torch.frexp(largest)
-    powers = torch.ldexp(torch.ones_like(largest), (_TOP - exponent).clamp(-126, 126))
-    return torch.where(largest.isfinite() & (largest > 0), powers, 1.0)
+    _, exponent = torch.frexp(most)
+    powers = torch.ldexp(torch.ones_like(most), (_TOP - exponent).clamp(-126, 126))
+    return torch.where(most.isfinite() & (most > 0), powers, 1.0)
