@@ -42,6 +42,7 @@ STEPS = 8  # timed in a turn
 PROBES = 5  # all-reduces that tell how long one takes
 PORT = "23456"
 PATIENCE = 60.0  # seconds for a rank to end after rank 0 has
+ALONE = "no communication"
 
 Turn = dict[str, Any]  # what is noted of one
 
@@ -73,14 +74,15 @@ def describe(rounds: int, rows: list[tuple[object, ...]]) -> str:
     return (
         f"{HOSTS} hosts, network namespaces of this machine, one rank of one thread each, links of {LINK} in each "
         f"direction (`tc tbf`). {LAYERS} emulated layers of {NUMEL:,} parameters, whose forward and backward passes "
-        "**sleep**, a third and two thirds of the computation: so these are no times of a real model. The computation "
-        f"is such that a sum of all gradients in fp32, measured in the same run, takes {SLOWNESS[0]} or {SLOWNESS[1]} "
-        f"times as long. {rounds} rounds of {STEPS} steps per contestant, in random order, after {WARM_UP} that aren't "
-        "timed: as many exchanges as computations, also with double buffering, whose first and last step differ from "
-        "the others; a step takes as long as on the slowest rank; "
-        f"turns in which a rank used more than {BUSY:.0%} of a core don't count.\n\n"
-        "*Ideal* is, for who steps with late gradients, the longer of computation and a sum of that format alone; for "
-        "others forward, and then the longer of backward and that sum. *Speed* is that of the best DDP in fp32 at that "
+        "**sleep**, a third and two thirds of the computation: so these are no times of a real model. They sleep as "
+        "long as makes a sum of all gradients in fp32, measured in the same run, take "
+        f"{SLOWNESS[0]} or {SLOWNESS[1]} times as long as a step without communication. {rounds} rounds of {STEPS} "
+        f"steps per contestant, in random order, after {WARM_UP} that aren't timed: as many "
+        "exchanges as computations, also with double buffering, whose first and last step differ from the others; a "
+        f"step takes as long as on the slowest rank; turns in which a rank used more than {BUSY:.0%} of a core don't count.\n\n"
+        "*Ideal* is, for who steps with late gradients, the longer of a step without communication and a sum of that "
+        "format alone, both measured in the same run; for others a third of that step, and then the longer of the rest "
+        "and that sum. *Speed* is that of the best DDP in fp32 at that "
         "slowness times so much.\n\n" + table(heads, rows)
     )
 
@@ -91,7 +93,8 @@ def summarize(turns: list[Turn]) -> Iterator[tuple[object, ...]]:
         for turn in turns:
             if turn["slowness"] == slowness:
                 seconds.setdefault(turn["name"], []).extend([turn["seconds"]] if turn["seconds"] is not None else [])
-        ideal = {turn["name"]: turn["ideal"] for turn in turns if turn["slowness"] == slowness}
+        all_reduce = {turn["name"]: turn["all_reduce"] for turn in turns}
+        alone = statistics.median(seconds[ALONE])
         best = min(statistics.median(own) for name, own in seconds.items() if name.startswith("ddp, fp32") and own)
         for name, own in seconds.items():
             if not own:
@@ -99,20 +102,27 @@ def summarize(turns: list[Turn]) -> Iterator[tuple[object, ...]]:
                 continue
             median = statistics.median(own)
             spread = f"{1000 * median:.0f} ({1000 * min(own):.0f} to {1000 * max(own):.0f})"
-            quickest = f"{1000 * ideal[name]:.0f}", f"{ideal[name] / median:.2f}"
+            ideal = ideal_of(name, alone, all_reduce[name])
+            quickest = f"{1000 * ideal:.0f}", f"{ideal / median:.2f}"
             yield (slowness, name, spread, len(own), *quickest, f"{best / median:.2f} x")
 
 
-# -- on each rank -------------------------------------------------------------------------------------------------
+def ideal_of(name: str, alone: float, all_reduce: float) -> float:
+    if "double" in name or name == ALONE:
+        return max(alone, all_reduce)
+    return alone * FORWARD + max(alone * (1 - FORWARD), all_reduce)
 
+
+# -- on each rank -------------------------------------------------------------------------------------------------
 
 BUCKETS_MB = (1, 4, 25)  # of DDP
 WIRES = ("fp32", "bf16", "fp16", "int8")
 CODECS = {"fp32": None, "bf16": Bf16Codec(), "fp16": Fp16Codec(), "int8": Int8Codec()}
 
 
-def contestants(comm: Communicator, model: Model) -> dict[str, Contestant]:
-    made = {f"ddp, fp32, {mb} MB buckets": with_ddp(comm.duplicate(), model, mb) for mb in BUCKETS_MB}
+def contestants(comm: Communicator, nobody: Communicator, model: Model) -> dict[str, Contestant]:
+    made = {ALONE: with_renkei(nobody, model)}
+    made |= {f"ddp, fp32, {mb} MB buckets": with_ddp(comm.duplicate(), model, mb) for mb in BUCKETS_MB}
     hook = default_hooks.fp16_compress_hook
     made |= {
         f"ddp, torch's fp16 hook, {mb} MB buckets": with_ddp(comm.duplicate(), model, mb, hook) for mb in BUCKETS_MB
@@ -127,14 +137,15 @@ def contestants(comm: Communicator, model: Model) -> dict[str, Contestant]:
 
 
 def measure_as_rank(rounds: int) -> None:
-    """Rank 0 prints a line for each turn: how long a step took on the slowest rank, and what would be ideal."""
+    """Rank 0 prints a line for each turn: how long a step took on the slowest rank, and its all-reduce alone."""
     comm = renkei.create_communicator("flat/gloo", timeout=120)
+    nobody = renkei.create_communicator("null/gloo", timeout=120)
     model = Model(LAYERS, NUMEL)
     all_reduce = {wire: time_all_reduce(comm, wire) for wire in WIRES}
-    made = contestants(comm, model)
+    made = contestants(comm, nobody, model)
     for slowness in SLOWNESS:
-        compute = all_reduce["fp32"] / slowness
-        model.seconds = compute
+        model.seconds = compute = all_reduce["fp32"] / slowness
+        model.seconds -= overhead(comm, made[ALONE], compute)
         for contestant in made.values():  # bucket plans are made in the first steps
             for _ in range(3):
                 contestant.step()
@@ -144,12 +155,24 @@ def measure_as_rank(rounds: int) -> None:
                 took = torch.tensor(take_turn(comm, made[name], WARM_UP, STEPS), dtype=torch.float64)
                 slowest, busiest = comm.all_reduce(took, "max").tolist()
                 if comm.rank == 0:
-                    turn = {"slowness": slowness, "round": number, "name": name, "compute": compute,
-                            "ideal": ideal_of(name, compute, all_reduce),
+                    turn = {"slowness": slowness, "round": number, "name": name, "asleep": model.seconds,
+                            "all_reduce": 0.0 if name == ALONE else all_reduce[wire_of(name)],
                             "seconds": slowest if busiest < BUSY else None}  # fmt: skip
                     print(json.dumps(turn), flush=True)
     comm.barrier()
     comm.close()
+
+
+def overhead(comm: Communicator, alone: Contestant, asleep: float) -> float:
+    """How much longer than its layers sleep a step takes that exchanges nothing, on the slowest rank."""
+    for _ in range(3):
+        alone.step()
+    took = statistics.median(take_turn(comm, alone, WARM_UP, STEPS)[0] for _ in range(PROBES))
+    return float(comm.all_reduce(torch.tensor(took, dtype=torch.float64), "max")) - asleep
+
+
+def wire_of(name: str) -> str:
+    return next((wire for wire in WIRES if f", {wire}" in name), "fp16")  # torch's hook has it in another place
 
 
 def time_all_reduce(comm: Communicator, wire: str) -> float:
@@ -165,13 +188,6 @@ def time_all_reduce(comm: Communicator, wire: str) -> float:
             comm.start_coded_sum(buffer, codec, None).wait()
         times.append(time.perf_counter() - begin)
     return float(comm.all_reduce(torch.tensor(statistics.median(times[1:]), dtype=torch.float64), "max"))
-
-
-def ideal_of(name: str, compute: float, all_reduce: dict[str, float]) -> float:
-    wire = next((wire for wire in WIRES if f", {wire}" in name), "fp16")  # torch's hook has it in another place
-    if "double" in name:
-        return max(compute, all_reduce[wire])
-    return compute * FORWARD + max(compute * (1 - FORWARD), all_reduce[wire])
 
 
 if __name__ == "__main__":

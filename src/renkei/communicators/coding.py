@@ -108,17 +108,19 @@ class _CodedPart:
 
     def give(self) -> Tensor:
         data = self._codec.encode(self.values)
-        if self._owed is not None:
-            torch.sub(self.values, self._codec.decode(data, self.values.numel()), out=self._owed)
+        self._owe(data)
         return data
 
     def give_sum(self) -> Tensor:
         data = self._codec.encode(self.values)
-        read = self._codec.decode(data, self.values.numel())
-        if self._owed is not None:
-            torch.sub(self.values, read, out=self._owed)
-        self.values.copy_(read)
+        self._owe(data)
+        self._codec.decode_into(self.values, data)
         return data
+
+    def _owe(self, data: Tensor) -> None:
+        if self._owed is not None:
+            self._codec.decode_into(self._owed, data)
+            torch.sub(self.values, self._owed, out=self._owed)
 
     def room(self) -> Tensor:
         return self._codec.room_for(self.values)
@@ -130,4 +132,4 @@ class _CodedPart:
         return self._codec.room_for(self.values)
 
     def take_sum(self, data: Tensor) -> None:
-        self.values.copy_(self._codec.decode(data, self.values.numel()))
+        self._codec.decode_into(self.values, data)

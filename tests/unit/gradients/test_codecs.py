@@ -13,7 +13,7 @@ from renkei.gradients.compression.int8 import Int8Codec
 from renkei.gradients.compression.sixteen_bits import Bf16Codec, Fp16Codec
 
 CODECS = [Bf16Codec(), Fp16Codec(block=8), Int8Codec(block=8)]
-SIZES = [0, 1, 7, 8, 9, 16, 17, 1009]
+SIZES = [0, 1, 7, 8, 9, 16, 17, 1009, 2**16 + 21]
 
 
 def passed_through(codec: Codec, values: Tensor) -> Tensor:

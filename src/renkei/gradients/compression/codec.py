@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 _SCALE = 4  # bytes
+_TEMPORARY = 2**16  # values
 
 
 class Codec(ABC):
@@ -28,8 +29,14 @@ class Codec(ABC):
         """The bytes of a flat tensor of floats."""
 
     @abstractmethod
+    def decode_into(self, values: Tensor, data: Tensor) -> None:
+        """Fill a flat fp32 tensor with the values that bytes stand for."""
+
     def decode(self, data: Tensor, numel: int) -> Tensor:
         """So many values, in fp32."""
+        values = data.new_empty(numel, dtype=torch.float32)
+        self.decode_into(values, data)
+        return values
 
     def room_for(self, values: Tensor) -> Tensor:
         """Memory for as many bytes as they take."""
@@ -39,8 +46,8 @@ class Codec(ABC):
 class BlockCodec(Codec):
     """A scale, in fp32, for each block of values. The scales come first, and then what they scale.
 
-    What is computed is computed in place where it can be: large temporaries cost more than the arithmetic, for the
-    memory of each is given back and has to be got again, page by page.
+    What is computed is computed in place, or some rows at a time: large temporaries cost more than the arithmetic, for
+    the memory of each is given back and has to be got again, page by page.
 
     Attributes:
         block: how many values share a scale.
@@ -69,12 +76,10 @@ class BlockCodec(Codec):
             self.encode_rows(*part)
         return data
 
-    def decode(self, data: Tensor, numel: int) -> Tensor:
+    def decode_into(self, values: Tensor, data: Tensor) -> None:
         """See `Codec`."""
-        values = data.new_empty(numel, dtype=torch.float32)
         for rows, scales, scaled in self._parts(values, data if data.storage_offset() % _SCALE == 0 else data.clone()):
             self.decode_rows(scaled, scales, rows)
-        return values
 
     def _parts(self, values: Tensor, data: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Views: whole blocks, their scales, and what they scale; and then likewise of what is left, a shorter one."""
@@ -90,6 +95,12 @@ class BlockCodec(Codec):
 
     def _num_blocks(self, numel: int) -> int:
         return -(-numel // self.block)
+
+
+def some_at_a_time(*rows: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Tensors of equally many rows, cut alike, so that a temporary of the first one's size fits into a cache."""
+    number = rows[0].shape[0] if rows[0].is_cuda else max(1, _TEMPORARY // rows[0].shape[1])
+    return zip(*(each.split(number) for each in rows), strict=True)
 
 
 def largest(rows: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from typing import ClassVar, final
 import torch
 from torch import Tensor
 
-from renkei.gradients.compression.codec import BlockCodec, largest
+from renkei.gradients.compression.codec import BlockCodec, largest, some_at_a_time
 
 _LARGEST = 127
 
@@ -34,7 +34,8 @@ class Int8Codec(BlockCodec):
         steps = _LARGEST / most
         # infinite where the block is zero, or nearly; what is not finite has a scale that isn't
         steps.masked_fill_(~(steps.isfinite() & most.isfinite()), 0.0)
-        scaled.copy_((rows * steps).round_())
+        for some, its_steps, result in some_at_a_time(rows, steps, scaled):
+            result.copy_((some * its_steps).round_())
 
     def decode_rows(self, scaled: Tensor, scales: Tensor, rows: Tensor) -> None:
         """See `BlockCodec`."""

@@ -8,7 +8,7 @@ from typing import ClassVar, final
 import torch
 from torch import Tensor
 
-from renkei.gradients.compression.codec import BlockCodec, Codec, largest
+from renkei.gradients.compression.codec import BlockCodec, Codec, largest, some_at_a_time
 
 _TOP = 15  # as a power of two: just below the next one values would be rounded to infinity
 
@@ -26,9 +26,9 @@ class Bf16Codec(Codec):
         """See `Codec`."""
         return values.bfloat16().view(torch.uint8)
 
-    def decode(self, data: Tensor, numel: int) -> Tensor:
+    def decode_into(self, values: Tensor, data: Tensor) -> None:
         """See `Codec`."""
-        return data.view(torch.bfloat16).float()
+        values.copy_(data.view(torch.bfloat16))
 
 
 @final
@@ -48,7 +48,8 @@ class Fp16Codec(BlockCodec):
     def encode_rows(self, rows: Tensor, scales: Tensor, scaled: Tensor) -> None:
         """See `BlockCodec`."""
         scales.copy_(_powers_to_the_top(largest(rows)))
-        scaled.copy_(rows * scales)
+        for some, its_scales, result in some_at_a_time(rows, scales, scaled):
+            result.copy_(some * its_scales)
 
     def decode_rows(self, scaled: Tensor, scales: Tensor, rows: Tensor) -> None:
         """See `BlockCodec`."""
