@@ -98,9 +98,9 @@ def summarize(turns: Sequence[dict[str, Any]], scaling: str) -> Rates:
             own.append(turn["seconds"] if max(turn["busiest"], turn["machine"]) < BUSY else float("inf"))
     alone = STRONG if scaling == "strong" else WEAK
     rates: Rates = {IDEAL: dict(zip(SIZES, map(float, SIZES), strict=True))}
-    for name, by_size in took.items():
+    for name in sorted(took):
         rates[name] = {}
-        for size, seconds in by_size.items():
+        for size, seconds in took[name].items():
             rate = alone / statistics.median(seconds) * (size if scaling == "weak" else 1)
             rates[name][size] = rate or None
     return rates
@@ -113,9 +113,10 @@ def describe(rounds: int, rates: dict[str, Rates]) -> str:
         f"emulated layers of {NUMEL:,} parameters ({4 * LAYERS * NUMEL / 1e6:g} MB), whose forward and backward passes "
         "**sleep**, a third and two thirds of the computation: so these are no times of a real model. *Weak scaling*: "
         f"each rank computes {1000 * WEAK:.0f} ms a step. *Strong scaling*: one rank computes {1000 * STRONG:.0f} ms, "
-        f"n ranks an n-th of that each. {rounds} rounds (of one rank, which exchanges nothing, one) of {STEPS} steps per contestant, in random order, after "
-        f"{WARM_UP} that aren't timed; a step takes as long as on the slowest rank; the median of turns. Turns count "
-        f"as endless in which a rank used more than {BUSY:.0%} of a core, or all ranks together of the machine.\n\n"
+        f"n ranks an n-th of that each. {rounds} rounds (of one rank, which exchanges nothing, one) of "
+        f"{STEPS} steps per contestant, in random order, after {WARM_UP} that aren't timed; a step takes as "
+        "long as on the slowest rank; the median of turns. Turns count as endless in which a rank used more than "
+        f"{BUSY:.0%} of a core, or all ranks together of the machine.\n\n"
         "How many times as many samples a second as the ideal of one rank, which only computes:"
     ]
     for scaling, by_name in rates.items():
@@ -136,11 +137,7 @@ def draw(rates: dict[str, Rates], path: Path) -> None:
     for axes, (scaling, by_name) in zip(figure.subplots(1, 2), rates.items(), strict=True):
         for at, (name, by_size) in enumerate(by_name.items()):
             there = {size: rate for size, rate in by_size.items() if rate is not None}
-            look = {"color": "#666666", "linestyle": "--"} if name == IDEAL else {
-                "color": COLOURS[at % len(COLOURS)], "marker": MARKERS[at % len(MARKERS)],
-                "linestyle": ":" if name.startswith("ddp") else "-",
-            }  # fmt: skip
-            axes.plot(list(there), list(there.values()), label=name, linewidth=1.6, markersize=6, **look)
+            axes.plot(list(there), list(there.values()), label=name, linewidth=1.6, markersize=6, **look_of(name, at))
         axes.set_xscale("log", base=2)
         axes.set_yscale("log", base=2)
         for axis in (axes.xaxis, axes.yaxis):
@@ -154,6 +151,16 @@ def draw(rates: dict[str, Rates], path: Path) -> None:
     handles, labels = axes.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside right center", frameon=False, fontsize=9)
     figure.savefig(path, dpi=150)
+
+
+def look_of(name: str, number: int) -> dict[str, Any]:
+    if name == IDEAL:
+        return {"color": "#666666", "linestyle": (0, (1, 1))}
+    return {
+        "color": COLOURS[number % len(COLOURS)],
+        "marker": MARKERS[number % len(MARKERS)],
+        "linestyle": ":" if name.startswith("ddp") else "--" if name in LATE else "-",
+    }
 
 
 # -- on each rank -------------------------------------------------------------------------------------------------

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -21,6 +22,7 @@ from renkei.optim.multi_node import MultiNodeOptimizer
 
 STEPS_IN_A_ROW = 8
 DDP_BUCKETS_MIB = (1, 4, 25)
+PEERS = ("ddp", "ddp-fp16")
 
 Model = Callable[[], tuple[nn.Module, Tensor, Tensor]]
 Job = Callable[[], Awaited | None]  # does one step; tells from when to when gradients were awaited, if it can
@@ -39,17 +41,16 @@ MODELS: dict[str, Model] = {"perceptron": _perceptron, "convnet": _convnet}
 
 
 def measure(
-    comm: Communicator, model: str, peers: Sequence[str], rounds: int, timeline: list[Event] | None = None
+    comm: Communicator, model: str, contestants: Mapping[str, Job], rounds: int, timeline: list[Event] | None = None
 ) -> list[Measurement]:
     """Let all contestants train in turns, in a new random order each round, and compare them.
 
     Args:
-        model: one of `MODELS`.
-        peers: of "ddp" and "ddp-fp16".
+        model: what to call the model.
+        contestants: see `contestants_for`; `ALONE` is among them, and peers are those called "ddp".
         rounds: how often each gets its turn of `STEPS_IN_A_ROW` steps.
         timeline: gets what happens in a few more steps of each.
     """
-    contestants = dict(_contestants(comm, MODELS[model], peers))
     times: dict[str, list[list[tuple[float, float]]]] = {name: [] for name in contestants}
     for job in contestants.values():
         for _ in range(STEPS_IN_A_ROW):  # the first steps plan buckets
@@ -65,7 +66,7 @@ def measure(
         waiting[name] = (comm.all_reduce(awaited, "mean") - comm.all_reduce(awaited, "min")).tolist()
     if timeline is not None:
         timeline += record(comm, {f"{model}: {name}": job for name, job in contestants.items()})
-    return compare(model, seconds, waiting, peers=[name for name in contestants if name.split(",")[0] in peers])
+    return compare(model, seconds, waiting, peers=[name for name in contestants if name.split(",")[0] in PEERS])
 
 
 def _time(job: Job) -> tuple[float, float]:
@@ -75,24 +76,30 @@ def _time(job: Job) -> tuple[float, float]:
     return time.perf_counter() - begin, math.nan if awaited is None else awaited[1] - awaited[0]
 
 
-def _contestants(comm: Communicator, model: Model, peers: Sequence[str]) -> Iterator[tuple[str, Job]]:
-    yield ALONE, _alone(comm, model)
+def contestants_for(comm: Communicator, model: Model, peers: Sequence[str]) -> Iterator[tuple[str, Job]]:
+    """Who is measured, by name.
+
+    Args:
+        model: one of those in `MODELS`.
+        peers: of `PEERS`.
+    """
+    yield ALONE, alone(comm, model)
     yield ALL_REDUCE, _all_reduce(comm, model)
-    yield "renkei", _renkei(comm, model, "fp32")
+    yield "renkei", with_renkei(comm, model)
     if "ddp-fp16" in peers:
-        yield "renkei, fp16", _renkei(comm, model, "fp16")
+        yield "renkei, fp16", with_renkei(comm, model, wire="fp16")
         for mebibytes in DDP_BUCKETS_MIB:
-            yield f"ddp-fp16, {mebibytes} MiB buckets", _ddp(comm, model, mebibytes, None, in_fp16=True)
+            yield f"ddp-fp16, {mebibytes} MiB buckets", with_ddp(comm, model, mebibytes, in_fp16=True)
     if "ddp" in peers:
         for mebibytes in DDP_BUCKETS_MIB:
-            yield f"ddp, {mebibytes} MiB buckets", _ddp(comm, model, mebibytes, None)
+            yield f"ddp, {mebibytes} MiB buckets", with_ddp(comm, model, mebibytes)
         if comm.options.backend == "shared_memory":  # what a user of DDP gains by that backend alone
             group = comm.duplicate().group
             for mebibytes in DDP_BUCKETS_MIB:
-                yield f"ddp over shared_memory, {mebibytes} MiB buckets", _ddp(comm, model, mebibytes, group)
+                yield f"ddp over shared_memory, {mebibytes} MiB buckets", with_ddp(comm, model, mebibytes, group)
 
 
-def _alone(comm: Communicator, model: Model) -> Job:
+def alone(comm: Communicator, model: Model) -> Job:
     """What a step computes; no rank waits for another."""
     step = _Step(*_model_and_optimizer(comm, model))
 
@@ -115,17 +122,19 @@ def _all_reduce(comm: Communicator, model: Model) -> Job:
     return job
 
 
-def _renkei(comm: Communicator, model: Model, wire: str) -> Job:
+def with_renkei(comm: Communicator, model: Model, **options: Any) -> Job:
+    """Renkei's optimizer, with such options."""
     net, data, optimizer = _model_and_optimizer(comm, model)
-    return _Step(net, data, MultiNodeOptimizer(optimizer, comm, model=net, wire=wire))
+    return _Step(net, data, MultiNodeOptimizer(optimizer, comm, model=net, **options))
 
 
-def _ddp(
-    comm: Communicator, model: Model, mebibytes: int, group: dist.ProcessGroup | None, *, in_fp16: bool = False
+def with_ddp(
+    comm: Communicator, model: Model, mebibytes: int, group: dist.ProcessGroup | None = None, *, in_fp16: bool = False
 ) -> Job:
     """DDP as its documentation advises for speed: gradients as views of buckets, a static graph.
 
     Args:
+        mebibytes: of a bucket.
         group: None for torch's default group.
         in_fp16: whether gradients travel in 16 bits, by torch's own hook.
     """

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from renkei.bench.timeline import Event
 
 # As in `renkei.bench.step`, which loads torch.
-MODELS = ("perceptron", "convnet")
+MODEL_NAMES = ("perceptron", "convnet")
 PEERS = ("ddp", "ddp-fp16")
 
 bench = typer.Typer(help="Measure against peers, in turns, each at its best.", no_args_is_help=True)
@@ -41,7 +41,7 @@ def options() -> None:
 def step(
     num_ranks: NumRanks = None,
     peers: Annotated[str, typer.Option(help=f"Whom to compare with, comma-separated: {', '.join(PEERS)}.")] = "ddp",
-    models: Annotated[str, typer.Option(help="What to train, comma-separated.")] = ",".join(MODELS),
+    models: Annotated[str, typer.Option(help="What to train, comma-separated.")] = ",".join(MODEL_NAMES),
     rounds: Annotated[int, typer.Option(min=1, help="Turns of 8 steps each.")] = 30,
     as_json: Annotated[bool, typer.Option("--json", help="Print the results as one JSON object.")] = False,
     trace: Annotated[
@@ -49,9 +49,9 @@ def step(
     ] = None,
 ) -> None:
     """Time a training step, and what communication adds to it. Batches lie in memory: loading them takes no time."""
-    chosen_peers, chosen_models = split_known("peer", peers, PEERS), split_known("model", models, MODELS)
+    chosen_peers, chosen_models = split_known("peer", peers, PEERS), split_known("model", models, MODEL_NAMES)
     if not chosen_models:
-        raise UsageError(f"--models names none; choose from {', '.join(MODELS)}")
+        raise UsageError(f"--models names none; choose from {', '.join(MODEL_NAMES)}")
     if trace is not None:
         check_writable("timeline", trace)
     if is_to_start(num_ranks):
@@ -70,13 +70,17 @@ def step(
 
 def _measure(models: list[str], peers: list[str], rounds: int, timeline: list[Event] | None) -> list[Measurement]:
     from renkei.bench.default_group import default_group
-    from renkei.bench.step import measure
+    from renkei.bench.step import MODELS, contestants_for, measure
     from renkei.communicators.factory import create_communicator
     from renkei.recipes.threads import set_threads
 
     set_threads()
     with create_communicator() as comm, default_group(comm) if peers else nullcontext():
-        return [result for model in models for result in measure(comm, model, peers, rounds, timeline)]
+        measured = (
+            measure(comm, model, dict(contestants_for(comm, MODELS[model], peers)), rounds, timeline)
+            for model in models
+        )
+        return [result for results in measured for result in results]
 
 
 def _table(results: list[Measurement]) -> str:
