@@ -1,6 +1,6 @@
 """A training step of Renkei and of DistributedDataParallel at its best, on two ranks of one host.
 
-    python benchmarks/step_against_ddp.py [RUNS [MODELS]]
+    python benchmarks/step_against_ddp.py [RUNS [MODELS [ROUNDS]]]
 
 Each run lets all take turns in random order; the claim is the median over runs of the ratio within a run.
 """
@@ -28,16 +28,17 @@ def measure(ranks: int, rounds: int, models: str) -> list[dict[str, Any]]:
 def main() -> None:
     runs = int(sys.argv[1]) if len(sys.argv) > 1 else 5
     models = sys.argv[2] if len(sys.argv) > 2 else "perceptron,convnet"
+    rounds = int(sys.argv[3]) if len(sys.argv) > 3 else ROUNDS
     record = Record("step-against-ddp")
     found: dict[str, dict[str, list[dict[str, Any]]]] = {}
     for run in range(runs):
-        for result in measure(2, ROUNDS, models):
+        for result in measure(2, rounds, models):
             record.add(run=run, **result)
             found.setdefault(result["model"], {}).setdefault(result["name"], []).append(result)
     rows = [row for model, by_name in found.items() for row in summarize(model, by_name)]
     text = (
         "Two ranks, one thread each; DDP over Gloo, Renkei over shared memory, and DDP over that. "
-        f"{runs} runs, in each {ROUNDS} turns of 8 steps per contestant in random order. A step takes as long as on "
+        f"{runs} runs, in each {rounds} turns of 8 steps per contestant in random order. A step takes as long as on "
         "the slowest rank. DDP has gradients as bucket views and a static graph. Exposed is what a step takes longer "
         "than one without communication; *all-reduce alone* is Renkei's time to add as many bytes with nothing else to "
         "do.\n\n"
