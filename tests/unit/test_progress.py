@@ -77,11 +77,11 @@ def test_on_a_terminal_one_line_lives_and_evaluations_stay_above_it() -> None:
         bar.refresh()
         display.evaluation(2, RESULT)
     drawn = re.split("[\r\n]+", re.sub(r"\x1b\[[^A-Za-z]*[A-Za-z]", "", console.file.getvalue()))
-    assert any(line.startswith("epoch 1.2 of 3 ") and f" 42% {NUMBERS} " in line for line in drawn)
+    assert any(line.startswith("epoch 1.2 of 3 ") and f" 42% 0:00:00 {NUMBERS}" in line for line in drawn)
     assert EVALUATION in drawn
     last = list(filter(None, drawn))[-1]
     assert last.startswith("epoch 2.0 of 3 ")
-    assert f" 67% {NUMBERS} " in last
+    assert f" 67% 0:00:00 {NUMBERS}" in last
 
 
 def test_what_lives_is_on_standard_error(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from typing import Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.table import Column
 
 from renkei.communicators.communicator import Communicator
 from renkei.training.trainer import Progress as TrainingProgress
@@ -98,10 +99,10 @@ class _Live:
 
 def _bar(console: Console) -> Progress:
     return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=20),
-        TaskProgressColumn(),
+        TextColumn("{task.description}", table_column=Column(no_wrap=True, min_width=len("epoch 10.0 of 10"))),
+        BarColumn(bar_width=20),  # this and the numbers give way where the terminal is narrow
+        TaskProgressColumn(table_column=Column(no_wrap=True, min_width=len("100%"))),
+        TimeElapsedColumn(table_column=Column(no_wrap=True, min_width=len("0:00:00"))),
         TextColumn("{task.fields[numbers]}"),
-        TimeElapsedColumn(),
         console=console,
     )
